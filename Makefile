@@ -1,0 +1,48 @@
+# Two commands matter: `make serve` and `make test`. Each does all of its own set-up.
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 8000
+HOST   ?= 127.0.0.1
+MODEL  ?= smollm2-135m-instruct
+ARGS   ?=
+BIN    := $(VENV)/bin
+
+.PHONY: serve test lint bench lock clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo "make serve   install and serve a real model on http://$(HOST):$(PORT)  (MODEL= PORT= HOST= ARGS=)"
+	@echo "make test    install and run lint, types, layers and every test"
+	@echo "make lint    ruff, mypy --strict, import-linter"
+	@echo "make bench   the speed tables of README (takes a while)"
+
+$(VENV)/.run: requirements/run.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/run.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.run
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	@touch $@
+
+serve: $(VENV)/.run
+	$(BIN)/kvota serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock:
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock' requirements/run.in -o requirements/run.lock
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock' requirements/dev.in -o requirements/dev.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
