@@ -1,0 +1,1 @@
+"""All that knows a model: files, weights, text, arithmetic. OpenVINO appears only here."""
