@@ -1,0 +1,63 @@
+"""How other threads talk to the engine: they leave letters, the loop reads them between steps.
+
+The engine never locks. A letter is a small frozen value; the box is the only object that two
+threads touch.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from kvota.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run this request. Its events end with exactly one Ended."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody wants this request any more. Unknown or ended ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Nothing to do but look up: the runner's state has changed."""
+
+
+Letter = Submit | Cancel | Wake
+
+
+class Mailbox:
+    """An unbounded, ordered box: any thread posts, one thread waits and drains.
+
+    Whoever posts `Submit` bounds the line itself.
+    """
+
+    def __init__(self) -> None:
+        self._letters: SimpleQueue[Letter] = SimpleQueue()
+        self._seen: list[Letter] = []  # taken out by wait(), not drained yet; the reader's own
+
+    def post(self, letter: Letter) -> None:
+        self._letters.put(letter)
+
+    def drain(self) -> list[Letter]:
+        """All letters that are there now, oldest first, without waiting."""
+        letters, self._seen = self._seen, []
+        try:
+            while True:
+                letters.append(self._letters.get_nowait())
+        except Empty:
+            return letters
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a letter can be drained, or after `timeout_s`."""
+        if self._seen:
+            return
+        with contextlib.suppress(Empty):
+            self._seen.append(self._letters.get(timeout=timeout_s))
