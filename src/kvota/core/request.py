@@ -7,15 +7,12 @@ lives in the engine's own state (`scheduler/sequence.py`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvota.core.errors import KvotaError, Outcome
-
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 class Band(IntEnum):
@@ -39,7 +36,10 @@ class Constraint(Protocol):
         """Write the allowed next tokens as bits (token t is bit t % 32 of word t // 32)."""
 
     def accept(self, token: int) -> None:
-        """Advance by a token that was sampled under the mask."""
+        """Advance by a token that was sampled under the mask.
+
+        Raises ValueError when the grammar cannot take it; the request then ends alone.
+        """
 
     def is_complete(self) -> bool:
         """True when the text so far is a whole sentence of the grammar and nothing may follow."""
@@ -60,12 +60,12 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = NO_BIAS
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # always set at the edge: drawn there when the client gave none
     min_tokens: int = 0
-    # Tokens that end a choice: the model's own (unless ignore_eos) and the client's.
+    # Tokens that end a choice: the model's own (unless ignore_eos) and the client's. Suppressed
+    # while fewer than min_tokens are produced.
     stop_token_ids: frozenset[int] = frozenset()
-    # Suppressed while fewer than min_tokens are produced; with ignore_eos, suppressed never.
     logprobs: int | None = None  # None: none wanted; k: the chosen token's and the top k
 
 
