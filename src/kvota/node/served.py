@@ -1,0 +1,69 @@
+"""The model as the HTTP edge sees it: its names, its limits, and how text becomes token ids."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvota.core.request import Constraint
+
+NewConstraint = Callable[[], Constraint]
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the model's BOS when the flag is set and it has one."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all `ids` together; undecodable bytes become U+FFFD."""
+
+    def token_text(self, token: int) -> str:
+        """The token as the vocabulary spells it, special tokens included."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to the text, which may be part of a character."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for `/tokenizer_info`: at least `eos_token`, and `bos_token` if there is one."""
+
+
+class ChatTemplate(Protocol):
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text, BOS included if the template writes one.
+
+        Raises InvalidRequest with the template's own message when it refuses the messages.
+        """
+
+
+class GrammarCompiler(Protocol):
+    """Turns what a client may ask of the output's form into grammars. Raises InvalidRequest."""
+
+    def json_object(self) -> NewConstraint: ...
+    def json_schema(self, schema: Mapping[str, Any]) -> NewConstraint: ...
+    def regex(self, pattern: str) -> NewConstraint: ...
+    def choice(self, options: Sequence[str]) -> NewConstraint: ...
+    def lark(self, grammar: str) -> NewConstraint: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model under one name and any number of aliases."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    created: int  # unix seconds
+    max_model_len: int  # prompt and output together, in tokens
+    vocab_size: int
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    template: ChatTemplate | None = None  # None: chat is refused, completions work
+    grammar: GrammarCompiler | None = None  # None: structured output is refused
