@@ -1,9 +1,9 @@
-from kvota.engine.mailbox import Cancel, Letter, Mailbox, Wake
+from kvota.engine.mailbox import Cancel, Drain, Letter, Mailbox
 
 
 def test_letters_come_out_in_the_order_they_were_posted() -> None:
     box = Mailbox()
-    letters: list[Letter] = [Cancel("a"), Wake(), Cancel("b")]
+    letters: list[Letter] = [Cancel("a"), Drain(), Cancel("b")]
     for letter in letters:
         box.post(letter)
     assert box.drain() == letters

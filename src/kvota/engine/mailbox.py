@@ -26,11 +26,16 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """Nothing to do but look up: the runner's state has changed."""
+class Drain:
+    """Shutdown has begun: what never ran ends as refused, what runs may finish."""
 
 
-Letter = Submit | Cancel | Wake
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Time is up: everything ends now."""
+
+
+Letter = Submit | Cancel | Drain | Shutdown
 
 
 class Mailbox:

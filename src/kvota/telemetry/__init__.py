@@ -1,0 +1,1 @@
+"""What operators see: metrics now, journal and traces beside them."""

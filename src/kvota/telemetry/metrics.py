@@ -1,0 +1,206 @@
+"""The Prometheus page: one registry per process, handed in, nothing global.
+
+Counters and histograms are fed as things happen. Gauges are not fed at all: they are read from
+the engine's latest snapshot when somebody scrapes, so they can never be stale or drift.
+No label holds anything a client chose: a model's label is a served name or "unknown".
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from kvota.core.errors import Outcome
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+_OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.05, 0.25)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGauges:
+    """The engine at the end of its latest step. Counts are blocks or choices."""
+
+    num_blocks: int = 0
+    num_blocks_free: int = 0
+    num_blocks_cached: int = 0  # free to take, but still holding a reusable prefix
+    num_blocks_used: int = 0
+    num_blocks_held_after_abort: int = 0
+    block_size: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+class FinishedRequest(Protocol):
+    """What the metrics need of a request's record."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def code(self) -> str | None: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def queued_s(self) -> float | None: ...
+    @property
+    def first_token_s(self) -> float | None: ...
+    @property
+    def time_per_output_token_s(self) -> float | None: ...
+    @property
+    def total_s(self) -> float: ...
+
+
+class Metrics:
+    """Every metric of a node. `gauges` is called at each scrape, from the scraping thread."""
+
+    def __init__(self, *, model: str, lane: str, gauges: Callable[[], EngineGauges]) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(_GaugePage(model, lane, gauges))
+        self._queue_s = _histogram(registry, "request_queue", "Arrival to the first chunk.")
+        self._first_token_s = _histogram(
+            registry, "time_to_first_token", "Arrival to the first sampled token."
+        )
+        self._token_s = _histogram(
+            registry, "time_per_output_token", "Mean gap between tokens.", _TOKEN_SECONDS
+        )
+        self._request_s = _histogram(registry, "request", "Arrival to the last byte of the answer.")
+        self._step_s = _histogram(registry, "step", "One forward pass.", _STEP_SECONDS)
+        self._scheduler_s = _histogram(
+            registry, "scheduler", "A step without its forward pass.", _OVERHEAD_SECONDS
+        )
+        self._batch = Histogram(
+            "kvota_step_batch_size", "Sequences in one step.", buckets=_BATCH, registry=registry
+        )
+        self._prompt = _counter(registry, "prompt_tokens", "Prompt tokens of ended requests.")
+        self._output = _counter(registry, "output_tokens", "Sampled tokens of ended requests.")
+        self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
+        self._generated = _counter(registry, "generated_tokens", "Tokens sampled, as they come.")
+        self._prefilled = _counter(registry, "prefill_tokens", "Prompt tokens computed.")
+        self._preemptions = _counter(
+            registry, "preemptions", "Sequences set back to be recomputed."
+        )
+        self._requests = Counter(
+            "kvota_requests", "Ended requests.", ["model", "outcome"], registry=registry
+        )
+        self._rejected = Counter(
+            "kvota_rejected", "Requests refused with 503.", ["reason"], registry=registry
+        )
+
+    def observe_step(
+        self,
+        *,
+        executor_s: float,
+        overhead_s: float,
+        num_sequences: int,
+        num_prefilled: int,
+        num_sampled: int,
+        num_preemptions: int,
+    ) -> None:
+        """Record one step of the engine; called from the engine's thread."""
+        self._step_s.observe(executor_s)
+        self._scheduler_s.observe(overhead_s)
+        self._batch.observe(num_sequences)
+        self._generated.inc(num_sampled)
+        if num_prefilled:
+            self._prefilled.inc(num_prefilled)
+        if num_preemptions:
+            self._preemptions.inc(num_preemptions)
+
+    def observe_request(self, request: FinishedRequest) -> None:
+        """Record one ended request, whatever its outcome."""
+        self._requests.labels(request.model, request.outcome.value).inc()
+        if request.code and request.outcome in (Outcome.REFUSED, Outcome.QUEUE_TIMEOUT):
+            self._rejected.labels(request.code).inc()
+        self._prompt.inc(request.prompt_tokens)
+        self._output.inc(request.output_tokens)
+        self._hits.inc(request.cached_tokens)
+        if request.queued_s is not None:
+            self._queue_s.observe(request.queued_s)
+        if request.first_token_s is not None:
+            self._first_token_s.observe(request.first_token_s)
+            self._request_s.observe(request.total_s)
+        if request.time_per_output_token_s is not None:
+            self._token_s.observe(request.time_per_output_token_s)
+
+    def render(self) -> bytes:
+        """The page in Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class _GaugePage(Collector):
+    """Gauges read from one snapshot, so that they agree with each other."""
+
+    def __init__(self, model: str, lane: str, gauges: Callable[[], EngineGauges]) -> None:
+        self._model = model
+        self._lane = lane
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._gauges()
+        usage = now.num_blocks_used / now.num_blocks if now.num_blocks else 0.0
+        yield _gauge("kvota_kv_cache_usage_ratio", "Share of KV blocks in use.", usage)
+        yield _gauge(
+            "kvota_kv_blocks_held_after_abort",
+            "Blocks that ended requests still hold; must be 0.",
+            now.num_blocks_held_after_abort,
+        )
+        blocks = GaugeMetricFamily("kvota_kv_blocks", "KV blocks by state.", labels=["state"])
+        blocks.add_metric(["free"], now.num_blocks_free)
+        blocks.add_metric(["cached"], now.num_blocks_cached)
+        blocks.add_metric(["used"], now.num_blocks_used)
+        yield blocks
+        yield self._labelled("kvota_requests_running", "Choices running.", now.num_running)
+        waiting = GaugeMetricFamily(
+            "kvota_requests_waiting", "Choices waiting.", labels=["lane", "band"]
+        )
+        waiting.add_metric([self._lane, "interactive"], now.num_waiting)
+        yield waiting
+        yield from self._aliases(now, usage)
+
+    def _labelled(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["lane"])
+        family.add_metric([self._lane], value)
+        return family
+
+    def _aliases(self, now: EngineGauges, usage: float) -> Iterable[Metric]:
+        """vLLM's names, so that schedulers made for it work with kvota unchanged."""
+        for name, value in (
+            ("vllm:num_requests_running", now.num_running),
+            ("vllm:num_requests_waiting", now.num_waiting),
+            ("vllm:kv_cache_usage_perc", usage),
+        ):
+            family = GaugeMetricFamily(name, f"Alias: {name}.", labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "KV geometry.", labels=["block_size", "num_gpu_blocks"]
+        )
+        config.add_metric([str(now.block_size), str(now.num_blocks)], 1)
+        yield config
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str) -> Counter:
+    return Counter(f"kvota_{name}", text, registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...] = _SECONDS
+) -> Histogram:
+    return Histogram(f"kvota_{name}_seconds", text, buckets=buckets, registry=registry)
