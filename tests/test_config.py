@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kvota.config import Config, load, parse_size
+from kvota.config import Config, load
 from kvota.core.errors import ConfigError
 
 
@@ -64,11 +64,3 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_unknown_variable_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"KVOTA_PROT.*did you mean port"):
         load(environment={"KVOTA_PROT": "1"})
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1024", 1024), ("2GiB", 2**31), ("800 MB", 800_000_000), ("1.5g", 1_500_000_000)],
-)
-def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
-    assert parse_size(text, "kv_memory") == size

@@ -7,71 +7,20 @@ one, and relations between settings are checked, before anything starts.
 """
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from kvota.core.errors import ConfigError
+from kvota.node.memory import parse_size
+from kvota.node.settings import EngineSettings, ModelSettings, ServerSettings
 
 ENVIRONMENT_PREFIX = "KVOTA_"
 # Read by other parts of kvota, not settings of a server.
 OTHER_VARIABLES = frozenset({"KVOTA_CONFIG"})
-
-_SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "kib": 2**10,
-    "m": 10**6,
-    "mb": 10**6,
-    "mib": 2**20,
-    "g": 10**9,
-    "gb": 10**9,
-    "gib": 2**30,
-}
-
-
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[model]`: what is served, and how it is held in memory."""
-
-    model: str = "smollm2-135m-instruct"  # a known name, a GGUF file, or a directory
-    served_name: str | None = None  # how clients call it; None: derived from `model`
-    cache_dir: str | None = None  # fetched models; None: the user's cache directory
-    weights: Literal["auto", "f32", "f16", "int8", "int4"] = "auto"
-    kv_cache_dtype: Literal["f16", "u8", "f32"] = "f16"
-    threads: int | None = None  # None: the cores this process may use
-    max_model_len: int | None = None  # tokens of prompt + output; None: the model's own limit
-
-
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[engine]`: memory and the shape of a step."""
-
-    kv_memory: str | None = None  # for example "2GiB": the KV cache's size, fixed by hand
-    kv_budget_ratio: float = 0.85  # share of the memory that is left which the KV cache may take
-    max_num_batched_tokens: int = 512  # per step
-    max_running_requests: int = 64  # choices running at once
-    long_prefill_share: float = 0.5  # of a step, for long prompts while others want the step too
-    prefix_cache: bool = True
-
-
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[server]`: the HTTP side. Times are seconds, sizes bytes."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    cors_origins: tuple[str, ...] = ()
-    max_waiting_queue: int = 256  # choices waiting before 503 queue_full
-    queue_timeout_s: float = 30.0
-    request_timeout_s: float = 120.0
-    heartbeat_s: float = 10.0
-    drain_timeout_s: float = 30.0
-    stuck_after_s: float = 30.0  # no step for so long with work waiting: /ready says 503
-    max_body_bytes: int = 8 * 2**20
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,14 +64,6 @@ def load(
         raise ConfigError(f"Setting refused: {error}.") from error
     _check(config)
     return config
-
-
-def parse_size(text: str, setting: str) -> int:
-    """Bytes of "800MB", "2GiB" or "1.5g". Raises ConfigError naming the setting."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in _SIZE_UNITS:
-        raise ConfigError(f'{setting} is "{text}", which is no size: write it like 800MB or 2GiB.')
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
 def _take_file(settings: dict[str, dict[str, Any]], file: Path) -> None:

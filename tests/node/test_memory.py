@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from kvota.core.errors import InsufficientMemory
-from kvota.node.memory import ACTIVATION_RESERVE_BYTES, draw_bill, memory_limit, size
+from kvota.node.memory import ACTIVATION_RESERVE_BYTES, draw_bill, memory_limit, parse_size, size
 
 GB = 10**9
 
@@ -82,3 +82,11 @@ def test_no_container_limit_means_what_the_machine_has_free(tmp_path: Path) -> N
 )
 def test_sizes_read_well(num_bytes: int, text: str) -> None:
     assert size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1024", 1024), ("2GiB", 2**31), ("800 MB", 800_000_000), ("1.5g", 1_500_000_000)],
+)
+def test_sizes_are_read_with_their_unit(text: str, num_bytes: int) -> None:
+    assert parse_size(text, "kv_memory") == num_bytes

@@ -10,18 +10,32 @@ The KV cache is allocated once, at start, in whole blocks; nothing else in the p
 load beyond the reserve. So a server that has started does not run out of memory later.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from kvota.core.errors import InsufficientMemory
+from kvota.core.errors import ConfigError, InsufficientMemory
 
 ACTIVATION_RESERVE_BYTES = 500 * 10**6
 # Mean prompt plus output of the Azure conversation trace (2023): a typical chat request.
 TYPICAL_REQUEST_TOKENS = 1155 + 211
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "kib": 2**10,
+    "m": 10**6,
+    "mb": 10**6,
+    "mib": 2**20,
+    "g": 10**9,
+    "gb": 10**9,
+    "gib": 2**30,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +163,14 @@ def size(num_bytes: int) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes} B"
+
+
+def parse_size(text: str, setting: str) -> int:
+    """Bytes of "800MB", "2GiB" or "1.5g". Raises ConfigError naming the setting."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ConfigError(f'{setting} is "{text}", which is no size: write it like 800MB or 2GiB.')
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
 def _too_small(num_tokens: int, budget: int, max_model_len: int) -> str:

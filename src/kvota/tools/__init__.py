@@ -1,0 +1,1 @@
+"""Black-box tools: they speak HTTP to any OpenAI-compatible server and import no engine."""
