@@ -1,0 +1,107 @@
+"""From a graph to something that runs: compile once, weigh it, then attach KV memory.
+
+The KV budget depends on how much memory the weights took, so the two are separate steps:
+
+    compiled = compile_model(paged, …)      weights are resident now; measure the process
+    executor = compiled.executor(num_blocks, sampler)
+"""
+
+import ctypes
+import gc
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+
+import openvino as ov
+
+from kvota.core.plan import Capacity
+from kvota.model.executor import OpenVinoExecutor, TokenSampler
+from kvota.model.paged import BLOCK_SIZE, KEY_CACHE, VALUE_CACHE, PagedModel
+from kvota.model.threads import usable_cores
+
+
+class KvDtype(StrEnum):
+    """How keys and values are kept. `u8` has one scale and zero point per token and head."""
+
+    F32 = "f32"
+    F16 = "f16"
+    U8 = "u8"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A model whose weights are in memory and whose KV caches are not there yet."""
+
+    compiled_model: ov.CompiledModel
+    vocab_size: int
+    max_position: int
+    num_threads: int
+    bytes_per_block: int
+
+    def executor(self, num_blocks: int, sampler: TokenSampler) -> OpenVinoExecutor:
+        """Allocate `num_blocks` KV blocks and make the executor over them."""
+        request = self.compiled_model.create_infer_request()
+        caches = []
+        for port in _cache_ports(self.compiled_model):
+            tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks, *_block_shape(port)]))
+            request.set_tensor(port, tensor)
+            caches.append(tensor)
+        capacity = Capacity(num_blocks, BLOCK_SIZE, self.bytes_per_block)
+        return OpenVinoExecutor(request, caches, capacity, sampler, vocab_size=self.vocab_size)
+
+
+def compile_model(
+    paged: PagedModel, *, kv_dtype: KvDtype = KvDtype.F16, num_threads: int | None = None
+) -> Compiled:
+    """Compile for this machine's CPU with `num_threads` threads (None: every usable core).
+
+    Consumes `paged`: drop it afterwards, or the weights stay in memory twice.
+    """
+    threads = num_threads or usable_cores()
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "KV_CACHE_PRECISION": kv_dtype.value,
+        # By channel, a block's keys are rounded again whenever it grows, so that values would
+        # depend on how a prompt was cut into chunks.
+        "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
+    }
+    compiled_model = ov.Core().compile_model(paged.model, "CPU", settings)
+    return_free_memory()
+    ports = _cache_ports(compiled_model)
+    assert len(ports) == 2 * paged.num_layers, "every layer has one key and one value cache"
+    return Compiled(
+        compiled_model=compiled_model,
+        vocab_size=paged.vocab_size,
+        max_position=paged.max_position,
+        num_threads=threads,
+        bytes_per_block=sum(_block_bytes(port) for port in ports),
+    )
+
+
+def return_free_memory() -> None:
+    """Give memory that Python and glibc hold for later back to the system."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+        if trim is not None:
+            trim(0)
+
+
+def _cache_ports(compiled_model: ov.CompiledModel) -> list[ov.Output]:
+    prefixes = (KEY_CACHE, VALUE_CACHE)
+    return [port for port in compiled_model.inputs if port.any_name.startswith(prefixes)]
+
+
+def _block_shape(port: ov.Output) -> list[int]:
+    """[KV heads, tokens, head size], each with room for scales where the plugin stores them."""
+    return [dimension.get_length() for dimension in list(port.partial_shape)[1:]]
+
+
+def _block_bytes(port: ov.Output) -> int:
+    num_elements = 1
+    for length in _block_shape(port):
+        num_elements *= length
+    return num_elements * int(port.element_type.size)

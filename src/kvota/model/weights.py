@@ -1,0 +1,192 @@
+"""How a weight matrix is kept in memory, and how the graph gets numbers back out of it.
+
+    f32, f16   the numbers themselves
+    int8       w ≈ scale · code               one f16 scale for every `group` inputs of an output
+    int4       w ≈ scale · (code − zero)      the same, 16 levels, with a zero point
+
+An [n, k] matrix in groups of g is stored as codes [n, k/g, g] and scales [n, k/g, 1]. The CPU
+plugin recognizes the nodes built here and multiplies straight from the codes, never holding the
+numbers at full width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import openvino.opset13 as ops
+from openvino import Node, Type
+
+_Floats = npt.NDArray[np.float32]
+
+_SLICE_ELEMENTS = 4_000_000  # rows are encoded this many numbers at a time, to bound temporaries
+
+
+class WeightFormat(StrEnum):
+    """What the operator asks for; `auto` is the best default (see `precision.py`)."""
+
+    AUTO = "auto"
+    F32 = "f32"
+    F16 = "f16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An [n, k] matrix in one of the formats above.
+
+    `codes` is f32, f16 or int8; for int4 it is uint8 with two codes a byte, the low half first.
+    """
+
+    shape: tuple[int, int]
+    codes: npt.NDArray[np.generic]
+    scales: npt.NDArray[np.float16] | None = None  # [n, k/g, 1]
+    zeros: npt.NDArray[np.uint8] | None = None  # [n, k/g, 1] packed like the codes; int4 only
+
+    @property
+    def num_bytes(self) -> int:
+        kept = (self.codes, self.scales, self.zeros)
+        return sum(part.nbytes for part in kept if part is not None)
+
+
+def group_size(num_inputs: int, preferred: int = 64) -> int:
+    """Inputs that share a scale: `preferred`, else 32, else all of them."""
+    return next((g for g in (preferred, 32) if num_inputs % g == 0), num_inputs)
+
+
+def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
+    """Store `values` [n, k]. `auto` is not a format of storage; resolve it first."""
+    shape = (values.shape[0], values.shape[1])
+    match weight_format:
+        case WeightFormat.F32:
+            return Matrix(shape, values)
+        case WeightFormat.F16:
+            return Matrix(shape, values.astype(np.float16))
+        case WeightFormat.INT8:
+            return _encode_int8(values, group_size(shape[1]))
+        case WeightFormat.INT4 if group_size(shape[1], 32) < shape[1]:
+            return _encode_int4(values, group_size(shape[1], 32))
+        case WeightFormat.INT4:  # one scale for a whole row is too coarse for 16 levels
+            return _encode_int8(values, group_size(shape[1]))
+        case WeightFormat.AUTO:
+            raise AssertionError("auto must be resolved to a format before anything is encoded")
+
+
+def stacked(parts: list[Matrix]) -> Matrix:
+    """One matrix whose outputs are those of `parts`, in order. All share format and inputs."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+    scales = [part.scales for part in parts if part.scales is not None]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return Matrix(
+        shape,
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate(scales) if scales else None,
+        np.concatenate(zeros) if zeros else None,
+    )
+
+
+def decode(matrix: Matrix) -> _Floats:
+    """The numbers that the graph multiplies with: `encode` and its rounding undone in numpy."""
+    if matrix.scales is None:
+        return matrix.codes.astype(np.float32)
+    if matrix.zeros is None:
+        grouped = matrix.codes.astype(np.float32)
+    else:
+        zeros = _unpacked(matrix.zeros)[: matrix.scales.size].reshape(matrix.scales.shape)
+        codes = _unpacked(matrix.codes).reshape(*matrix.scales.shape[:2], -1)
+        grouped = codes.astype(np.float32) - zeros
+    return (grouped * matrix.scales.astype(np.float32)).reshape(matrix.shape)
+
+
+def matrix_node(matrix: Matrix) -> Node:
+    """Nodes that yield `matrix` as f32 [n, k], with its storage shared and not copied."""
+    if matrix.scales is None:
+        constant = ops.constant(matrix.codes, shared_memory=True)
+        return constant if matrix.codes.dtype == np.float32 else ops.convert(constant, Type.f32)
+    codes = ops.convert(_codes_constant(matrix), Type.f16)
+    if matrix.zeros is not None:
+        zeros = _int4_constant(matrix.zeros, matrix.scales.shape)
+        codes = ops.subtract(codes, ops.convert(zeros, Type.f16))
+    scaled = ops.multiply(codes, ops.constant(matrix.scales, shared_memory=True))
+    flat = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
+    return ops.convert(flat, Type.f32)
+
+
+def _codes_constant(matrix: Matrix) -> Node:
+    assert matrix.scales is not None
+    num_outputs, num_groups, _ = matrix.scales.shape
+    if matrix.zeros is None:
+        return ops.constant(matrix.codes, shared_memory=True)
+    return _int4_constant(matrix.codes, (num_outputs, num_groups, matrix.shape[1] // num_groups))
+
+
+def _int4_constant(packed: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Node:
+    return ops.constant(ov.Tensor(packed, ov.Shape(shape), Type.u4), shared_memory=True)
+
+
+def _packed(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Pairs of neighbours on the last axis, which has even length, as one byte each."""
+    low, high = levels[..., ::2], levels[..., 1::2]
+    return low + np.uint8(16) * high
+
+
+def _packed_flat(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return _packed(np.append(levels.ravel(), np.zeros(levels.size % 2, np.uint8)))
+
+
+def _unpacked(packed: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    low_and_high = packed.view(np.uint8).ravel()[:, None] >> np.array([0, 4], np.uint8)
+    return (low_and_high & 15).astype(np.uint8).ravel()
+
+
+def _row_slices(shape: tuple[int, ...]) -> Iterator[slice]:
+    rows = max(1, _SLICE_ELEMENTS // shape[1])
+    return (slice(first, first + rows) for first in range(0, shape[0], rows))
+
+
+def _encode_int8(values: _Floats, group: int) -> Matrix:
+    num_outputs, num_inputs = values.shape
+    codes = np.empty((num_outputs, num_inputs // group, group), np.int8)
+    scales = np.empty((num_outputs, num_inputs // group, 1), np.float16)
+    for rows in _row_slices(values.shape):
+        grouped = values[rows].reshape(-1, num_inputs // group, group)
+        largest = np.abs(grouped).max(axis=-1, keepdims=True)
+        scales[rows] = _rounded_up(largest / 127.0)
+        codes[rows] = np.rint(grouped * _inverse(scales[rows]))
+    return Matrix((num_outputs, num_inputs), codes, scales)
+
+
+def _encode_int4(values: _Floats, group: int) -> Matrix:
+    num_outputs, num_inputs = values.shape
+    num_groups = num_inputs // group
+    codes = np.empty((num_outputs, num_inputs // 2), np.uint8)
+    scales = np.empty((num_outputs, num_groups, 1), np.float16)
+    zeros = np.empty((num_outputs, num_groups), np.uint8)
+    for rows in _row_slices(values.shape):
+        grouped = values[rows].reshape(-1, num_groups, group)
+        low = np.minimum(grouped.min(axis=-1, keepdims=True), 0.0)
+        high = np.maximum(grouped.max(axis=-1, keepdims=True), 0.0)
+        scales[rows] = _rounded_up((high - low) / 15.0)
+        inverse = _inverse(scales[rows])
+        zero = np.clip(np.rint(-low * inverse), 0, 15)
+        levels = np.clip(np.rint(grouped * inverse) + zero, 0, 15).astype(np.uint8)
+        zeros[rows] = zero[..., 0]
+        codes[rows] = _packed(levels.reshape(-1, num_inputs))
+    return Matrix((num_outputs, num_inputs), codes, scales, _packed_flat(zeros))
+
+
+def _rounded_up(scales: _Floats) -> npt.NDArray[np.float16]:
+    """To f16, never down: the largest code of a group must not overflow."""
+    rounded = scales.astype(np.float16)
+    too_small = rounded.astype(np.float32) < scales
+    return np.where(too_small, np.nextafter(rounded, np.float16(np.inf)), rounded)
+
+
+def _inverse(scales: npt.NDArray[np.float16]) -> _Floats:
+    wide = scales.astype(np.float32)
+    return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)
