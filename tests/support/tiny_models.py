@@ -262,8 +262,8 @@ def _first_sliding(a: Architecture) -> int:
 
 
 def _max_position_embeddings(a: Architecture) -> int:
-    """Where Hugging Face wants the trained length, and where the stretched one."""
-    if a.rope.kind in (RopeKind.DYNAMIC, RopeKind.LINEAR):
+    """What this key means: the stretched length, but for dynamic rope the trained one."""
+    if a.rope.kind is RopeKind.DYNAMIC:
         return int(a.max_position / a.rope.factor)
     return a.max_position
 
