@@ -20,7 +20,7 @@ from kvota.node.settings import EngineSettings, ModelSettings, ServerSettings
 
 ENVIRONMENT_PREFIX = "KVOTA_"
 # Read by other parts of kvota, not settings of a server.
-OTHER_VARIABLES = frozenset({"KVOTA_CONFIG"})
+OTHER_VARIABLES = frozenset({"KVOTA_CONFIG", "KVOTA_URL", "KVOTA_API_KEY"})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
