@@ -1,0 +1,106 @@
+"""From the bytes of a body to a request struct; what is wrong is said with the field's name.
+
+msgspec refuses NaN and Infinity literals, lone surrogates, bad UTF-8 and wrong types by itself,
+and says where: "Expected `int`, got `str` - at `$.max_tokens`". This file turns that into
+OpenAI's `message` and `param`, and bounds how deep a body may nest.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from kvota.core.errors import InvalidRequest
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+DEPTH_MAX = 128  # of arrays and objects inside each other
+_SCAN_BYTES_MAX = 1 << 20  # bodies above are not searched for the name of the field at fault
+_WHERE = re.compile(r"`\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes bodies of one kind; built once and shared by all requests."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._names = kind.__struct_fields__
+
+    def decode(self, body: bytes) -> T:
+        """The request in `body`. Raises InvalidRequest that names the field where it can."""
+        try:
+            request = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _field_error(str(error)) from None
+        except RecursionError:
+            raise _too_deep(_field_that_nests(body)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+        for name in self._names:
+            if is_nested_deeper(getattr(request, name), DEPTH_MAX):
+                raise _too_deep(name)
+        return request
+
+
+def is_nested_deeper(value: Any, depth_max: int) -> bool:
+    """True when lists and dicts sit inside each other more than `depth_max` deep."""
+    level = [value] if _is_node(value) else []
+    for _ in range(depth_max):
+        if not level:
+            return False
+        level = [child for node in level for child in _children(node) if _is_node(child)]
+    return bool(level)
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, list | dict | msgspec.Struct)
+
+
+def _children(node: Any) -> Iterable[Any]:
+    if isinstance(node, list):
+        return node
+    if isinstance(node, dict):
+        return node.values()
+    return [getattr(node, name) for name in node.__struct_fields__]
+
+
+def _field_error(text: str) -> InvalidRequest:
+    """OpenAI's form of msgspec's words. `$.messages[0].role` becomes `messages[0].role`."""
+    where = _WHERE.search(text)
+    path = where["path"] if where else ""
+    what = text.partition(" - at ")[0]
+    missing = _MISSING.search(what)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidRequest(f"`{path}` is missing.", param=path)
+    if not path:
+        return InvalidRequest(f"The body must be a JSON object: {what}.")
+    return InvalidRequest(f"`{path}` is not valid: {what}.", param=path)
+
+
+def _too_deep(param: str | None) -> InvalidRequest:
+    where = f"`{param}`" if param else "The body"
+    return InvalidRequest(
+        f"{where} nests arrays and objects deeper than the limit of {DEPTH_MAX}.", param=param
+    )
+
+
+def _field_that_nests(body: bytes) -> str | None:
+    """The top-level field under which nesting first passes the limit."""
+    if len(body) > _SCAN_BYTES_MAX:
+        return None
+    depth, name = 0, b""
+    for match in _STRUCTURE.finditer(body):
+        mark = match[0]
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1:
+            name = mark[1:-1]
+        if depth > DEPTH_MAX:
+            break
+    return name.decode("utf-8", "replace")[:64] or None
