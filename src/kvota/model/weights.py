@@ -104,7 +104,7 @@ def decode(matrix: Matrix) -> _Floats:
 
 
 def matrix_node(matrix: Matrix) -> Node:
-    """Nodes that yield `matrix` as f32 [n, k], with its storage shared and not copied."""
+    """Nodes that yield `matrix` as f32 [n, k], sharing the codes' memory where it can."""
     if matrix.scales is None:
         constant = ops.constant(matrix.codes, shared_memory=True)
         return constant if matrix.codes.dtype == np.float32 else ops.convert(constant, Type.f32)
@@ -126,7 +126,8 @@ def _codes_constant(matrix: Matrix) -> Node:
 
 
 def _int4_constant(packed: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Node:
-    return ops.constant(ov.Tensor(packed, ov.Shape(shape), Type.u4), shared_memory=True)
+    # Copied: a shared constant of a sub-byte type does not keep the numpy buffer alive.
+    return ops.constant(ov.Tensor(packed, ov.Shape(shape), Type.u4))
 
 
 def _packed(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
