@@ -70,7 +70,7 @@ def _frequencies(rope: Rope, dim: int, context_len: int) -> _Floats:
 
 def _powers(theta: float, dim: int) -> _Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    return np.exp(-math.log(theta) * exponents)
+    return np.asarray(np.exp(-math.log(theta) * exponents))
 
 
 def _divided(plain: _Floats, factors: tuple[float, ...]) -> _Floats:

@@ -126,8 +126,10 @@ def _codes_constant(matrix: Matrix) -> Node:
 
 
 def _int4_constant(packed: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Node:
-    # Copied: a shared constant of a sub-byte type does not keep the numpy buffer alive.
-    return ops.constant(ov.Tensor(packed, ov.Shape(shape), Type.u4))
+    # A constant over numpy memory of a sub-byte type would not keep that memory alive.
+    owned = ov.Tensor(Type.u4, ov.Shape(shape))
+    owned.data[...] = packed.reshape(owned.data.shape)
+    return ops.constant(owned, shared_memory=True)
 
 
 def _packed(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
