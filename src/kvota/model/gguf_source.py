@@ -1,9 +1,50 @@
-"""A GGUF file as a source of weights, under Hugging Face's names and in its layout."""
+"""A GGUF file as a source of weights, under Hugging Face's names and in its layout.
 
+llama.cpp's converter stores the rows of q and k of Llama-family models interleaved: within a head,
+row i and row i + half become neighbours, so that rope can turn neighbouring pairs. kvota's graph
+turns (i, i + half), as Hugging Face's models do, so the rows are put back when they are read.
+(`LlamaModel.permute` in convert_hf_to_gguf.py of llama.cpp.) Qwen's rows are stored as they were.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvota.model.gguf_header import read_header
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from kvota.core.errors import ModelError
+from kvota.model.architecture import Architecture
+from kvota.model.gguf_config import FAMILIES, INTERLEAVED, architecture_of
+from kvota.model.gguf_header import GgufHeader, TensorEntry, read_header
+from kvota.model.inventory import FileSource, take_expected, unsupported, unused_warning
+
+_OUTER: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGML_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
@@ -12,3 +53,173 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     Raises ModelError when the file is no GGUF file or its header is damaged.
     """
     return read_header(path).metadata
+
+
+def open_gguf(path: Path) -> FileSource:
+    """Open a model file and prove that it is whole, without reading any matrix.
+
+    Raises UnsupportedModel for a kind that kvota cannot run, ModelError for a damaged file.
+    """
+    header = read_header(path)
+    origin = str(path)
+    _check_has_weights(header, origin)
+    entries = {
+        name: entry
+        for entry in header.tensors.values()
+        if (name := hugging_face_name(entry.name)) is not None
+    }
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    architecture = architecture_of(header.metadata, shapes, _rope_factors(header, path), origin)
+    found = {
+        name: GgufWeight(path, name, entry, _interleaved_heads(name, architecture))
+        for name, entry in entries.items()
+    }
+    weights = take_expected(architecture, found, origin, ggml_name)
+    file_bytes = path.stat().st_size
+    for name in weights:
+        found[name].check(file_bytes)
+    unused = header.tensors.keys() - {entries[name].name for name in weights}
+    return FileSource(origin, architecture, weights, unused_warning(unused, origin))
+
+
+def hugging_face_name(name: str) -> str | None:
+    """Hugging Face's name of a ggml tensor; None for one that these architectures do not have."""
+    if name in _OUTER:
+        return _OUTER[name]
+    match = _GGML_LAYER.fullmatch(name)
+    if match is None or match[2] not in _IN_LAYER:
+        return None
+    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def ggml_name(name: str) -> str:
+    """The inverse of `hugging_face_name`, for the names that it gives."""
+    for outer, theirs in _OUTER.items():
+        if theirs == name:
+            return outer
+    match = _HF_LAYER.fullmatch(name)
+    assert match is not None, f"{name} is no tensor of a known architecture"
+    inner = next(ours for ours, theirs in _IN_LAYER.items() if theirs == match[2])
+    return f"blk.{match[1]}.{inner}.{match[3]}"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWeight:
+    """One tensor of a GGUF file. `interleaved_heads`: heads whose row pairs must be put back."""
+
+    path: Path
+    name: str
+    entry: TensorEntry
+    interleaved_heads: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.entry.shape
+
+    @property
+    def stored_as(self) -> str:
+        return _type_name(self.entry.ggml_type)
+
+    def check(self, file_bytes: int) -> None:
+        """Raises when the type cannot be read or the file ends before the tensor does."""
+        if not _can_dequantize(self.entry.ggml_type):
+            raise unsupported(
+                str(self.path),
+                f"the tensor {self.entry.name} has the quantisation type {self.stored_as}.",
+                (kind.name for kind in GGMLQuantizationType if _can_dequantize(kind)),
+            )
+        end = self.entry.offset + self._num_bytes()
+        if end > file_bytes:
+            raise ModelError(
+                f"{self.path}: the tensor {self.entry.name} ends at byte {end}, but the file has "
+                f"{file_bytes}: it is truncated. Fetch it again."
+            )
+
+    def read(self) -> npt.NDArray[np.float32]:
+        num_bytes = self._num_bytes()
+        try:
+            raw = np.fromfile(self.path, np.uint8, num_bytes, offset=self.entry.offset)
+        except OSError as error:
+            raise ModelError(f"{self.path}: cannot read {self.entry.name}: {error}.") from error
+        if raw.size != num_bytes:
+            raise ModelError(f"{self.path}: the file ends inside the tensor {self.entry.name}.")
+        rows = raw.reshape(self._num_rows(), self._row_bytes())
+        values = dequantize(rows, GGMLQuantizationType(self.entry.ggml_type)).reshape(self.shape)
+        if self.interleaved_heads is not None:
+            values = deinterleave(values, self.interleaved_heads)
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def _row_bytes(self) -> int:
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(self.entry.ggml_type)]
+        row = self.shape[-1] if self.shape else 1
+        if row % block:
+            raise ModelError(
+                f"{self.path}: the tensor {self.entry.name} has rows of {row} elements, which "
+                f"{self.stored_as} cannot hold in blocks of {block}."
+            )
+        return int(row // block * block_bytes)
+
+    def _num_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    def _num_bytes(self) -> int:
+        return self._num_rows() * self._row_bytes()
+
+
+def deinterleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """Undo the converter's order of rows: pairs (2i, 2i + 1) of a head become (i, i + half)."""
+    half = values.shape[0] // num_heads // 2
+    pairs = values.reshape(num_heads, half, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _interleaved_heads(name: str, architecture: Architecture) -> int | None:
+    if architecture.family not in INTERLEAVED:
+        return None
+    if ".self_attn.q_proj." in name:
+        return architecture.num_heads
+    return architecture.num_kv_heads if ".self_attn.k_proj." in name else None
+
+
+def _check_has_weights(header: GgufHeader, origin: str) -> None:
+    if not header.tensors:
+        raise ModelError(
+            f"{origin}: the file has no weights, only a vocabulary. Give the whole model's file."
+        )
+    scaled = [name for name in header.tensors if name.endswith(".scale")]
+    if scaled:
+        raise unsupported(
+            origin,
+            f"the tensor {scaled[0]} scales another tensor.",
+            ["types that carry their scales in their blocks"],
+        )
+
+
+def _rope_factors(header: GgufHeader, path: Path) -> dict[str, tuple[float, ...]]:
+    """The divisors of rope's frequencies, in the families where llama.cpp reads them."""
+    if FAMILIES.get(str(header.metadata.get("general.architecture"))) not in INTERLEAVED:
+        return {}
+    factors = {}
+    for name in _ROPE_FACTORS:
+        if entry := header.tensors.get(name):
+            weight = GgufWeight(path, name, entry)
+            weight.check(path.stat().st_size)
+            factors[name] = tuple(float(value) for value in weight.read().ravel())
+    return factors
+
+
+def _type_name(ggml_type: int) -> str:
+    try:
+        return str(GGMLQuantizationType(ggml_type).name)
+    except ValueError:
+        return f"number {ggml_type}"
+
+
+def _can_dequantize(ggml_type: int) -> bool:
+    """Ask the gguf package by handing it one block of zeros; it publishes no list."""
+    try:
+        kind = GGMLQuantizationType(ggml_type)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (ValueError, NotImplementedError):
+        return False
+    return True
