@@ -16,7 +16,7 @@ import msgspec
 
 from kvota.core.errors import ConfigError
 from kvota.node.memory import parse_size
-from kvota.node.settings import EngineSettings, ModelSettings, ServerSettings
+from kvota.node.options import EngineSettings, ModelSettings, ServerSettings
 
 ENVIRONMENT_PREFIX = "KVOTA_"
 # Read by other parts of kvota, not settings of a server.
