@@ -267,11 +267,14 @@ def _rms_norm(x: Node, gain: Node, epsilon: float) -> Node:
 
 
 def _rotate(x: Node, cos: Node, sin: Node, rotary_dim: int) -> Node:
-    """x · cos + rotate_half(x) · sin on the first `rotary_dim` of the last axis."""
+    """x · cos + rotate_half(x) · sin on the first `rotary_dim` of the last axis of x [T, H, 1, S].
+
+    Split on axis 3 by its number and negated by a product: the form that becomes one kernel.
+    """
     size = _output(x).get_partial_shape()[3].get_length()
     rest = size - rotary_dim
-    turning, *still = _split(x, -1, [rotary_dim, rest]) if rest else [x]
-    first, second = _split(turning, -1, [rotary_dim // 2] * 2)
+    turning, *still = _split(x, 3, [rotary_dim, rest]) if rest else [x]
+    first, second = _split(turning, 3, [rotary_dim // 2] * 2)
     minus = ops.multiply(second, ops.constant(np.float32(-1.0)))
     swapped = ops.concat([minus, first], -1)
     turned = ops.add(ops.multiply(turning, cos), ops.multiply(swapped, sin))

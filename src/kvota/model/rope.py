@@ -69,14 +69,13 @@ def _frequencies(rope: Rope, dim: int, context_len: int) -> _Floats:
 
 
 def _powers(theta: float, dim: int) -> _Floats:
-    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    return np.asarray(np.exp(-math.log(theta) * exponents))
+    return np.asarray(theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim))
 
 
 def _divided(plain: _Floats, factors: tuple[float, ...]) -> _Floats:
     if len(factors) != len(plain):
         raise UnsupportedModel(f"rope has {len(factors)} factors for {len(plain)} pairs")
-    return plain / np.array(factors)
+    return plain / np.array(factors, np.float64)
 
 
 def _ntk_theta(rope: Rope, dim: int, context_len: int) -> float:
