@@ -1,0 +1,157 @@
+"""From Hugging Face's config.json to an Architecture.
+
+Where a key is absent, the default is the one of the architecture's own class in Transformers. For
+all four families that means: embeddings are not tied, and only Qwen2 has biases on q, k and v.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvota.core.errors import ModelError
+from kvota.model.architecture import Architecture
+from kvota.model.inventory import check_sizes, unsupported
+from kvota.model.rope_config import max_position_of, rope_of
+from kvota.model.settings import Settings
+
+FAMILIES: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_CONFIG_BYTES_MAX = 16 * 2**20
+_ACTIVATIONS = ("silu", "swish")  # two names of one function
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_FIRST_WINDOW_LAYER = 28  # Qwen's `max_window_layers`, when the config does not say
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ModelError naming the file."""
+    try:
+        if path.stat().st_size > _CONFIG_BYTES_MAX:
+            raise ModelError(f"{path}: over {_CONFIG_BYTES_MAX} bytes, which no such file needs.")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds a {type(value).__name__}, not an object.")
+    return value
+
+
+def architecture_of(values: Mapping[str, Any], origin: str) -> Architecture:
+    """The architecture that a config describes. `origin` is its path, for messages.
+
+    Raises UnsupportedModel for what kvota cannot run, ModelError for a key that makes no sense.
+    """
+    config = Settings(values, origin)
+    family = _family(config)
+    _check_supported(config)
+    num_heads, num_layers = config.whole("num_attention_heads"), config.whole("num_hidden_layers")
+    head_size = _head_size(config, num_heads)
+    rope = rope_of(config, head_size)
+    window, window_layers = _sliding(config, family, num_layers)
+    may_have_bias = family in ("llama", "qwen3")
+    attention_bias = may_have_bias and config.flag("attention_bias", False)
+    architecture = Architecture(
+        family=family,
+        num_layers=num_layers,
+        hidden_size=config.whole("hidden_size"),
+        num_heads=num_heads,
+        num_kv_heads=config.whole("num_key_value_heads", num_heads),
+        head_size=head_size,
+        mlp_size=config.whole("intermediate_size"),
+        vocab_size=config.whole("vocab_size"),
+        max_position=max_position_of(config, rope),
+        rms_epsilon=config.positive("rms_norm_eps", 1e-6),
+        rope=rope,
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        qkv_bias=family == "qwen2" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=family == "llama" and config.flag("mlp_bias", False),
+        qk_norm=family == "qwen3",
+        sliding_window=window,
+        sliding_layers=window_layers,
+    )
+    check_sizes(architecture, origin)
+    return architecture
+
+
+def _family(config: Settings) -> str:
+    stated = config.get("architectures")
+    if isinstance(stated, list) and stated:
+        family = FAMILIES.get(str(stated[0]))
+        shown = str(stated[0])
+    else:
+        shown = str(config.get("model_type"))
+        family = shown if shown in FAMILIES.values() else None
+    if family is None:
+        raise unsupported(config.origin, f"the architecture {shown}.", FAMILIES)
+    return family
+
+
+def _check_supported(config: Settings) -> None:
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise unsupported(
+            config.origin,
+            f"a checkpoint quantized with {method or 'an unnamed method'}.",
+            ["safetensors in F32, F16, BF16 or F64", "quantized models as GGUF"],
+        )
+    activation = config.get("hidden_act")
+    if activation is not None and activation not in _ACTIVATIONS:
+        raise unsupported(config.origin, f"the activation {activation!r}.", _ACTIVATIONS)
+
+
+def _head_size(config: Settings, num_heads: int) -> int:
+    """`head_dim` where it is stated; else hidden / heads, which must be whole."""
+    hidden_size = config.whole("hidden_size")
+    if config.get("head_dim") is not None:
+        return config.whole("head_dim")
+    if num_heads < 1 or hidden_size % num_heads:
+        raise ModelError(
+            f"{config.origin}: head_dim is missing, and hidden_size {hidden_size} does not divide "
+            f"into {num_heads} heads. State head_dim."
+        )
+    return hidden_size // num_heads
+
+
+def _sliding(
+    config: Settings, family: str, num_layers: int
+) -> tuple[int | None, tuple[bool, ...] | None]:
+    """The window and the layers that have it (None: all of them).
+
+    Llama has none. Mistral has one on every layer when `sliding_window` is set. Qwen has one when
+    `use_sliding_window` says so, from layer `max_window_layers` on. `layer_types` overrides which.
+    """
+    window = config.whole("sliding_window", 0)
+    is_qwen = family in ("qwen2", "qwen3")
+    if (
+        family == "llama"
+        or window <= 0
+        or (is_qwen and not config.flag("use_sliding_window", False))
+    ):
+        return None, None
+    layers = _window_layers(config, num_layers)
+    if layers is None and is_qwen:
+        first = config.whole("max_window_layers", _FIRST_WINDOW_LAYER)
+        layers = tuple(layer >= first for layer in range(num_layers))
+    if layers is not None and not any(layers):
+        return None, None
+    return window, layers
+
+
+def _window_layers(config: Settings, num_layers: int) -> tuple[bool, ...] | None:
+    types = config.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise config.wrong("layer_types", f"a list of {num_layers} names, one a layer")
+    for name in types:
+        if name not in _LAYER_TYPES:
+            raise unsupported(config.origin, f"the layer type {name!r}.", _LAYER_TYPES)
+    return tuple(name == "sliding_attention" for name in types)

