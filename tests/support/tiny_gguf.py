@@ -59,8 +59,8 @@ def write_gguf(
     """Write one GGUF file. `quant` is a ggml type name that the gguf package can quantize to.
 
     The returned architecture is what the file says: Llama 3's rope comes back as FACTORS, a
-    Mistral is a Llama (the converter drops its window). The returned weights are dequantized and
-    in Hugging Face's row order.
+    Mistral is a Llama, windows are dropped (the converter's rule for these families). The returned
+    weights are dequantized and in Hugging Face's row order.
     """
     architecture = architecture or tiny_architecture(family)
     exact = weights or random_weights(architecture)
@@ -102,12 +102,24 @@ def _gguf_architecture(a: Architecture) -> str:
 
 def _as_stored(a: Architecture) -> Architecture:
     family = _gguf_architecture(a)
-    rope = a.rope
+    rope = replace(
+        a.rope,
+        theta=_float32(a.rope.theta),
+        short_factors=tuple(map(_float32, a.rope.short_factors)),
+        long_factors=tuple(map(_float32, a.rope.long_factors)),
+    )
     if rope.kind is RopeKind.LLAMA3:
-        factors = tuple(float(f) for f in llama3_divisors(rope, a.head_size))
+        factors = tuple(map(_float32, llama3_divisors(rope, a.head_size)))
         rope = Rope(theta=rope.theta, kind=RopeKind.FACTORS, frequency_factors=factors)
-    window = None if a.family == "mistral" else a.sliding_window
-    return replace(a, family=family, rope=rope, sliding_window=window)
+    epsilon = _float32(a.rms_epsilon)
+    return replace(
+        a, family=family, rope=rope, rms_epsilon=epsilon, sliding_window=None, sliding_layers=None
+    )
+
+
+def _float32(value: float) -> float:
+    """GGUF keeps real numbers in 32 bits."""
+    return float(np.float32(value))
 
 
 def llama3_divisors(rope: Rope, head_size: int) -> npt.NDArray[np.float32]:
@@ -132,6 +144,8 @@ def _write_shapes(writer: Any, a: Architecture) -> None:
 
 def _write_rope(writer: Any, a: Architecture) -> None:
     rope = a.rope
+    if rope.kind is RopeKind.DYNAMIC or rope.attention_factor or rope.mscale:
+        raise ValueError(f"GGUF has no word for {rope}")
     writer.add_rope_freq_base(rope.theta)
     writer.add_rope_dimension_count(rope.rotary_dim or a.head_size)
     if rope.kind is RopeKind.LLAMA3:
@@ -141,6 +155,9 @@ def _write_rope(writer: Any, a: Architecture) -> None:
         writer.add_rope_scaling_factor(rope.factor)
     if rope.kind in (RopeKind.YARN, RopeKind.LONGROPE):
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position)
+    if rope.kind is RopeKind.YARN:
+        writer.add_rope_scaling_yarn_beta_fast(rope.beta_fast)
+        writer.add_rope_scaling_yarn_beta_slow(rope.beta_slow)
     if rope.kind is RopeKind.LONGROPE:
         for length, factors in (("long", rope.long_factors), ("short", rope.short_factors)):
             name = f"rope_factors_{length}.weight"
