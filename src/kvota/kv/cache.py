@@ -104,6 +104,10 @@ class KVCache:
         """Blocks that could be handed out now: free ones and cached ones that nobody uses."""
         return self._pool.num_available
 
+    @property
+    def num_tables(self) -> int:
+        return len(self._tables)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

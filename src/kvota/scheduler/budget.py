@@ -1,0 +1,104 @@
+"""How the tokens of one step are divided.
+
+    max_num_batched_tokens
+    [ decodes: one each ][ prompts in progress, then new ones                     ]
+                         [ long prompts together ≤ share ][ short ones, the rest  ]
+
+Nobody starves, because whoever comes later always keeps a `KEPT_SHARE` of what is at hand: prompts
+in progress against decodes, a long prompt against short ones. Long prompts may take everything as
+long as nothing but long prompts runs or waits.
+"""
+
+from dataclasses import dataclass
+
+from kvota.core.errors import ConfigError
+
+KEPT_SHARE = 8  # one eighth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What the operator allows. Raises ConfigError for values that make no sense."""
+
+    max_num_batched_tokens: int = 512  # tokens of one step
+    max_running_requests: int = 64  # sequences; a request for n choices counts n
+    long_prefill_threshold: int = 512  # a prompt is long while more than this remains to compute
+    long_prefill_share: float = 0.5  # of the tokens that decodes leave, for long prompts together
+    max_prompt_logprob_tokens: int = 128  # per step; each needs a whole row of logits
+    min_run_tokens: int = 16  # sampled before a sequence may be preempted (again)
+    max_consecutive_preemptions: int = 2  # of the same sequence in a row
+    watermark: float = 0.01  # of all blocks, left available when a sequence is admitted
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_batched_tokens",
+            "max_running_requests",
+            "long_prefill_threshold",
+            "max_prompt_logprob_tokens",
+            "max_consecutive_preemptions",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.min_run_tokens < 0:
+            raise ConfigError(f"min_run_tokens must not be negative, got {self.min_run_tokens}")
+        if not 0 < self.long_prefill_share <= 1:
+            raise ConfigError(
+                f"long_prefill_share must be above 0 and at most 1, got {self.long_prefill_share}"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
+
+
+class StepBudget:
+    """What is left of one step's tokens. `room` says how much may be taken, `take` takes it."""
+
+    __slots__ = ("_kept_for_long", "_limits", "_logprob_room", "_long_room", "left")
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.left = limits.max_num_batched_tokens
+        self._limits = limits
+        self._logprob_room = limits.max_prompt_logprob_tokens
+        self._long_room = 0
+        self._kept_for_long = 0
+
+    @property
+    def left_for_new(self) -> int:
+        """What sequences that are not admitted yet may take."""
+        return self.left - self._kept_for_long
+
+    def decodes_max(self, *, has_prompts: bool) -> int:
+        """How many sequences may decode, so that prompts in progress keep something."""
+        return self.left - _kept(self.left) if has_prompts else self.left
+
+    def open_prompts(self, *, has_long: bool, has_others: bool) -> None:
+        """Decodes are served. `has_long`: a long prompt is in progress; `has_others`: anything
+        but long prompts runs or waits."""
+        share = self._limits.long_prefill_share if has_others else 1.0
+        self._long_room = max(1, int(share * self.left)) if self.left else 0
+        self._kept_for_long = _kept(self.left) if has_long else 0
+
+    def is_long(self, num_remaining: int) -> bool:
+        return num_remaining > self._limits.long_prefill_threshold
+
+    def room(self, num_remaining: int, *, wants_logprobs: bool) -> int:
+        """How many of `num_remaining` prompt tokens may be computed in this step."""
+        if self.is_long(num_remaining):
+            most = min(self.left, self._long_room)
+        else:
+            most = self.left - self._kept_for_long
+        if wants_logprobs:
+            most = min(most, self._logprob_room)
+        return max(0, min(most, num_remaining))
+
+    def take(self, num_tokens: int, num_remaining: int, *, wants_logprobs: bool) -> None:
+        """Use up what `room` allowed for the same `num_remaining`."""
+        self.left -= num_tokens
+        if self.is_long(num_remaining):
+            self._long_room -= num_tokens
+            self._kept_for_long = 0
+        if wants_logprobs:
+            self._logprob_room -= num_tokens
+
+
+def _kept(num_tokens: int) -> int:
+    return max(1, num_tokens // KEPT_SHARE) if num_tokens else 0
