@@ -1,0 +1,231 @@
+"""Structured output: what may follow, as a set of tokens, computed by llguidance.
+
+    schema | regex | choice | grammar ─▶ compiled once, in bounded time ─▶ template
+                                             template.deep_copy() per choice ─▶ Constraint
+
+Everything a client can send is bounded before or by llguidance, so that a hostile grammar costs
+at most about a second of one thread and ends in InvalidRequest:
+
+- size and nesting are checked here; fuel and automaton sizes by `LLParserLimits`;
+- compilation recurses along chains of rules and `$ref`s, which a client controls, so it runs on a
+  thread whose stack is larger than the longest chain that fits the size limit needs;
+- the first mask is computed here too, so most grammars that are too complex are refused at once.
+
+JSON is written with at most one run of white space between tokens: nothing, one space, or a new
+line with up to 40 spaces of indentation, and none before or after the document. A model cannot
+fill its output with blanks, and may still write compact or indented text as it was taught.
+
+A text that `max_tokens` cuts is not a sentence of the grammar; it ends with `length`.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from kvota.core.errors import InvalidRequest
+from kvota.core.request import Constraint
+from kvota.model.json_schema import safe_schema
+
+ConstraintFactory = Callable[[], Constraint]
+
+RESPONSE_FORMAT = "response_format"
+STRUCTURED_OUTPUTS = "structured_outputs"
+
+GRAMMAR_BYTES_MAX = 64 * 1024
+REGEX_BYTES_MAX = 32 * 1024
+CHOICES_BYTES_MAX = 64 * 1024
+RULES_MAX = 500  # the GBNF converter's time grows with their square
+MESSAGE_CHARS_MAX = 400
+# 8 MB hold a chain of about 1,000 rules; 128 KiB of schema or 64 KiB of grammar about 6,500.
+COMPILE_STACK_BYTES = 256 * 1024 * 1024
+INITIAL_FUEL = 500_000  # half of llguidance's default: about half a second of automaton building
+LEXER_STATES_MAX = 50_000  # of 1 to 2 kB each
+JSON_WHITESPACE = r"\x20|\n\x20{0,40}"
+
+
+class GrammarCompiler:
+    """Compiles what clients ask for into factories of constraints over one tokenizer.
+
+    Every method validates and compiles at once, on the caller's time (milliseconds; GIL released),
+    and raises InvalidRequest with `param` for what cannot be enforced. The factory it returns gives
+    one fresh Constraint per call, in microseconds.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`vocab_size` is the width of the logits: at least the tokenizer's number of tokens.
+
+        `eos_ids`, at least one, are allowed wherever the text so far is complete.
+        """
+        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=[*eos_ids])
+        self._num_words = (vocab_size + 31) // 32
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=INITIAL_FUEL,
+            max_lexer_states=LEXER_STATES_MAX,
+            verbose_errors=False,  # verbose ones quote the parser's state
+        )
+        self._stack_size = threading.Lock()
+
+    def json_object(self, *, param: str = RESPONSE_FORMAT) -> ConstraintFactory:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"}, param=param)
+
+    def json_schema(
+        self, schema: dict[str, Any] | bool, *, param: str = RESPONSE_FORMAT
+    ) -> ConstraintFactory:
+        """JSON that is valid under `schema`, its properties in the order of the schema.
+
+        Keywords that cannot be enforced are refused by name; unknown ones are annotations, as the
+        specification says.
+        """
+        text = safe_schema(schema, param=param)
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(
+                text,
+                overrides={
+                    "whitespace_pattern": JSON_WHITESPACE,
+                    "lenient": False,  # a keyword that is not enforced is refused
+                    "coerce_one_of": False,
+                },
+            )
+        except ValueError as error:
+            raise _refused("JSON schema", str(error), param) from error
+        return self._compile("JSON schema", grammar, param)
+
+    def regex(self, pattern: str, *, param: str = STRUCTURED_OUTPUTS) -> ConstraintFactory:
+        """Text that `pattern` (Rust's regex syntax, no look-around) matches as a whole."""
+        _check_text("regex", pattern, REGEX_BYTES_MAX, param)
+        return self._compile("regex", LLMatcher.grammar_from_regex(pattern), param)
+
+    def choice(
+        self, choices: Sequence[str], *, param: str = STRUCTURED_OUTPUTS
+    ) -> ConstraintFactory:
+        """Exactly one of `choices`."""
+        if not choices or not all(isinstance(text, str) and text for text in choices):
+            raise InvalidRequest("choice must be a list of non-empty strings.", param=param)
+        _check_text("choice", "".join(choices), CHOICES_BYTES_MAX, param)
+        pattern = "|".join(map(_literal, choices))
+        return self._compile("choice", LLMatcher.grammar_from_regex(pattern), param)
+
+    def grammar(self, text: str, *, param: str = STRUCTURED_OUTPUTS) -> ConstraintFactory:
+        """Text of a context-free grammar: GBNF (`root ::= …`) or Lark (`start: …`).
+
+        Lark in llguidance's dialect, without `%json`: a schema goes through `json_schema`, where
+        it is bounded.
+        """
+        _check_text("grammar", text, GRAMMAR_BYTES_MAX, param)
+        if "%json" in text:
+            raise InvalidRequest(
+                "%json is not accepted inside a grammar; use a JSON schema instead.", param=param
+            )
+        lark = _lark_from_gbnf(text, param) if "::=" in text and not _is_lark(text) else text
+        return self._compile("grammar", LLMatcher.grammar_from_lark(lark), param)
+
+    def _compile(self, kind: str, grammar: str, param: str) -> ConstraintFactory:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            with self._stack_size:  # the size is a setting of the process, for threads to come
+                previous = threading.stack_size(COMPILE_STACK_BYTES)
+                try:
+                    compiled = pool.submit(self._template, grammar)
+                finally:
+                    threading.stack_size(previous)
+            template = compiled.result()
+        if template.is_error():
+            raise _refused(kind, template.get_error(), param)
+        return lambda: GrammarConstraint(template.deep_copy())
+
+    def _template(self, grammar: str) -> LLMatcher:
+        """A matcher at its start. A failure to build it, or its first mask, stays in it."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            _write_mask(matcher, np.zeros(self._num_words, np.int32))
+        return matcher
+
+
+class GrammarConstraint:
+    """One sequence's place in its grammar (a `core.request.Constraint`).
+
+    A matcher that breaks (a step over its fuel, a token it did not allow) stays broken: the next
+    `write_mask` raises, so that exactly the draw which needed it fails.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def write_mask(self, row: npt.NDArray[np.int32]) -> None:
+        """Set bit t % 32 of word t // 32 for every token t that may follow, clear the others.
+
+        `row` has ceil(vocab_size / 32) words and is contiguous. Where the text may end, that
+        includes the end-of-text tokens. Raises GrammarBroken.
+        """
+        if not self._matcher.is_error():
+            _write_mask(self._matcher, row)
+        if self._matcher.is_error():
+            raise GrammarBroken(_first_line(self._matcher.get_error()))
+
+    def accept(self, token: int) -> None:
+        """Advance by `token`. Never raises."""
+        self._matcher.consume_token(token)
+
+    def is_complete(self) -> bool:
+        """True when the text is a sentence and only its end may follow."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+
+class GrammarBroken(Exception):
+    """A constraint cannot go on; the message is llguidance's."""
+
+
+def _write_mask(matcher: LLMatcher, row: npt.NDArray[np.int32]) -> None:
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+
+def _check_text(kind: str, text: str, bytes_max: int, param: str) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{kind} must be a non-empty string.", param=param)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{kind} contains half of a surrogate pair.", param=param) from error
+    if size > bytes_max:
+        raise InvalidRequest(
+            f"{kind} is {size} bytes long; at most {bytes_max} are compiled.", param=param
+        )
+
+
+def _literal(text: str) -> str:
+    """A regex that matches `text` itself."""
+    return "".join(
+        letter if letter.isascii() and letter.isalnum() else f"\\x{{{ord(letter):x}}}"
+        for letter in text
+    )
+
+
+def _is_lark(text: str) -> bool:
+    return re.search(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))", text) is not None
+
+
+def _lark_from_gbnf(text: str, param: str) -> str:
+    if text.count("::=") > RULES_MAX:
+        raise InvalidRequest(f"A GBNF grammar may have at most {RULES_MAX} rules.", param=param)
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # the converter raises bare Exception, and RecursionError
+        raise _refused("GBNF grammar", str(error), param) from error
+
+
+def _refused(kind: str, reason: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"The {kind} cannot be enforced: {_first_line(reason)}", param=param)
+
+
+def _first_line(message: str) -> str:
+    """llguidance's own sentence, without its state and its excerpt of the grammar."""
+    message = re.split(r"<non-verbose/>|<backtrace>|<state>|\n\s*\d+ \|", message)[0]
+    message = " ".join(message.split())
+    return message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "…"
