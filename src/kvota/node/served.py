@@ -1,6 +1,6 @@
 """The model as the HTTP edge sees it: its names, its limits, and how text becomes token ids."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,23 +10,24 @@ NewConstraint = Callable[[], Constraint]
 
 
 class Tokenizer(Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the model's BOS when the flag is set and it has one."""
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all `ids` together; undecodable bytes become U+FFFD."""
-
-    def token_text(self, token: int) -> str:
-        """The token as the vocabulary spells it, special tokens included."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """What the token adds to the text, which may be part of a character."""
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """What each token adds to a text, by id; a piece may be part of a character."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with the model's BOS when the flag is set and it has one."""
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all `ids` together; undecodable bytes become U+FFFD."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones included."""
+
     def describe(self) -> Mapping[str, Any]:
-        """Facts for `/tokenizer_info`: at least `eos_token`, and `bos_token` if there is one."""
+        """Facts for `/tokenizer_info`, among them `eos_token`."""
 
 
 class ChatTemplate(Protocol):

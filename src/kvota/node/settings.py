@@ -1,47 +1,21 @@
-"""What a node can be told: three small frozen structs, complete before anything starts.
+"""What an operator can set about the HTTP side of a node. Times are seconds, sizes bytes."""
 
-`config.py` fills them from the file, the environment and the command line; here they are only
-named, typed and given their defaults.
-"""
-
-from typing import Literal
-
-import msgspec
+from dataclasses import dataclass
 
 
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[model]`: what is served, and how it is held in memory."""
-
-    model: str = "smollm2-135m-instruct"  # a known name, a GGUF file, or a directory
-    served_name: str | None = None  # how clients call it; None: derived from `model`
-    cache_dir: str | None = None  # fetched models; None: the user's cache directory
-    weights: Literal["auto", "f32", "f16", "int8", "int4"] = "auto"
-    kv_cache_dtype: Literal["f16", "u8", "f32"] = "f16"
-    threads: int | None = None  # None: the cores this process may use
-    max_model_len: int | None = None  # tokens of prompt + output; None: the model's own limit
-
-
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[engine]`: memory and the shape of a step."""
-
-    kv_memory: str | None = None  # for example "2GiB": the KV cache's size, fixed by hand
-    kv_budget_ratio: float = 0.85  # share of the memory that is left which the KV cache may take
-    max_num_batched_tokens: int = 512  # per step
-    max_running_requests: int = 64  # choices running at once
-    long_prefill_share: float = 0.5  # of a step, for long prompts while others want the step too
-    prefix_cache: bool = True
-
-
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[server]`: the HTTP side. Times are seconds, sizes bytes."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    cors_origins: tuple[str, ...] = ()
-    max_waiting_queue: int = 256  # choices waiting before 503 queue_full
-    queue_timeout_s: float = 30.0
-    request_timeout_s: float = 120.0
-    heartbeat_s: float = 10.0
-    drain_timeout_s: float = 30.0
-    stuck_after_s: float = 30.0  # no step for so long with work waiting: /ready says 503
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
     max_body_bytes: int = 8 * 2**20
+    queue_timeout_s: float = 30.0  # to the first chunk
+    request_timeout_s: float = 120.0  # arrival to the last token
+    heartbeat_s: float = 10.0  # a stream is never silent for longer
+    # A reader that takes nothing for so long is cut off: it holds KV that others wait for.
+    send_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0  # to receive the whole body
+    cors_origins: tuple[str, ...] = ()  # "*" allows every page
+    prompt_threads: int = 2  # for templates, long prompts and grammars
+    num_waiting_prompts_max: int = 64  # being prepared or waiting for a thread
+    prompt_timeout_s: float = 10.0  # to render and tokenize one request's prompts
+    grammar_timeout_s: float = 2.0  # to compile what the output must follow
+    # Prompts up to this many characters are tokenized in place: a thread's hop costs more.
+    inline_characters_max: int = 20_000

@@ -1,0 +1,145 @@
+"""One HTTP request and its response, on raw ASGI.
+
+    receive ─▶ body() ─▶ … work … ─▶ respond()            one JSON answer
+                  │                └▶ write() · write()    a stream, opened by its first write
+                  └▶ from here on a disconnect calls `on_gone`
+
+Whatever was sent stays sent: `fail()` is an HTTP error before the first byte and an error event
+after it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from kvota.core.errors import BodyTooLarge, ClientClosed, InvalidRequest, UnsupportedMediaType
+from kvota.node.problems import RawHeaders
+from kvota.node.settings import HttpSettings
+from kvota.wire import sse
+
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class Exchange:
+    """`headers` are added to whatever answer is sent. Used by one task, plus its companions."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings) -> None:
+        self._receive = receive
+        self._send = send
+        self._settings = settings
+        self._sending = asyncio.Lock()
+        self._last_write_s = asyncio.get_running_loop().time()
+        self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.headers: RawHeaders = []
+        self.is_started = False
+        self.is_gone = False
+
+    # --- the request
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLarge while reading, ClientClosed, InvalidRequest."""
+        self._check_content_type()
+        limit = self._settings.max_body_bytes
+        declared = self.request_headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                return await self._read_body(limit)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"The body did not arrive within {self._settings.body_timeout_s:g} s."
+            ) from None
+
+    async def _read_body(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_gone = True
+                raise ClientClosed("The client went away before its request was complete.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _check_content_type(self) -> None:
+        given = self.request_headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if given not in (b"", b"application/json"):
+            raise UnsupportedMediaType("The content type must be application/json.")
+        encoding = self.request_headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"", b"identity"):
+            raise UnsupportedMediaType("Compressed bodies are not read; send plain JSON.")
+
+    async def watch(self, on_gone: Callable[[], None]) -> None:
+        """Wait for the client to go away, then say so once. Run beside the work, after body()."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                break
+        self.is_gone = True
+        on_gone()
+
+    # --- the response
+
+    async def respond(self, status: int, body: msgspec.Struct, headers: Iterable[Any] = ()) -> None:
+        """Send a complete JSON answer."""
+        content = msgspec.json.encode(body)
+        length = (b"content-length", b"%d" % len(content))
+        fields = {name: (name, value) for name, value in (_JSON, *headers, length)}
+        self.is_started = True
+        async with self._sending:
+            await self._start(status, list(fields.values()))
+            await self._deliver(content, more=False)
+
+    async def write(self, content: bytes, *, last: bool = False) -> None:
+        """Send a piece of a stream; the first one sends status 200 and the headers before it.
+
+        Raises ClientClosed when the client takes nothing for `send_timeout_s`.
+        """
+        opens, self.is_started = not self.is_started, True
+        async with self._sending:
+            if opens:
+                await self._start(200, list(sse.HEADERS))
+            await self._deliver(content, more=not last)
+        self._last_write_s = asyncio.get_running_loop().time()
+
+    async def keep_alive(self) -> None:
+        """Bridge silences with comments, for as long as this runs beside the stream's work."""
+        loop = asyncio.get_running_loop()
+        every_s = self._settings.heartbeat_s
+        while True:
+            quiet_s = loop.time() - self._last_write_s
+            if quiet_s >= every_s:
+                await self.write(sse.comment("heartbeat"))
+                quiet_s = 0.0
+            await asyncio.sleep(every_s - quiet_s)
+
+    async def _start(self, status: int, headers: RawHeaders) -> None:
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self.headers],
+            }
+        )
+
+    async def _deliver(self, content: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._settings.send_timeout_s):
+                await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        except TimeoutError:
+            self.is_gone = True
+            raise ClientClosed(
+                f"The client read nothing for {self._settings.send_timeout_s:g} s."
+            ) from None
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is over the limit of {limit} bytes.")

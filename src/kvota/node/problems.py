@@ -1,0 +1,100 @@
+"""The one place where errors become HTTP: status, OpenAI's error body, and when to come back."""
+
+import math
+from random import Random
+from typing import Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from kvota.core.errors import (
+    KvotaError,
+    MethodNotAllowed,
+    NotFound,
+    Outcome,
+    Refusal,
+    Refused,
+    RequestError,
+    RequestTimeout,
+)
+from kvota.wire.responses import ErrorBody, ErrorResponse
+
+RETRY_AFTER_MAX_S: Final = 120  # clients give up instead of waiting longer
+RETRY_JITTER: Final = 0.2  # so that those refused together do not come back together
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+def error_response(error: KvotaError) -> ErrorResponse:
+    """OpenAI's error body; all four fields are always present."""
+    param = error.param if isinstance(error, RequestError) else None
+    return ErrorResponse(
+        ErrorBody(message=error.message, type=error.kind, param=param, code=error_code(error))
+    )
+
+
+def error_code(error: KvotaError) -> str:
+    return error.reason.value if isinstance(error, Refused) else error.code
+
+
+def error_headers(error: KvotaError, chance: Random) -> RawHeaders:
+    """What tells a client whether and when to try again."""
+    headers: RawHeaders = [(b"content-type", b"application/json")]
+    if isinstance(error, RequestError):
+        headers.append((b"x-should-retry", b"false"))
+    elif error.retryable:
+        headers.append((b"x-should-retry", b"true"))
+    if isinstance(error, Refused):
+        headers.append((b"retry-after", b"%d" % retry_after_s(error.retry_after_s, chance)))
+        if error.reason is Refusal.DRAINING:
+            headers.append((b"connection", b"close"))
+    return headers
+
+
+def retry_after_s(estimate_s: float, chance: Random) -> int:
+    """Whole seconds, 1 to 120, spread by ±20 % around the estimate."""
+    spread = estimate_s * chance.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER)
+    return min(RETRY_AFTER_MAX_S, max(1, math.ceil(spread)))
+
+
+def outcome_of(error: KvotaError) -> Outcome:
+    """How a request ended that failed before or without the engine saying so."""
+    if isinstance(error, RequestError):
+        return Outcome.INVALID
+    if isinstance(error, Refused):
+        if error.reason is Refusal.QUEUE_TIMEOUT:
+            return Outcome.QUEUE_TIMEOUT
+        return Outcome.REFUSED
+    if isinstance(error, RequestTimeout):
+        return Outcome.REQUEST_TIMEOUT
+    return Outcome.ENGINE_ERROR
+
+
+class ErrorPages:
+    """Answers in OpenAI's form for what never reached an endpoint: paths, methods, our bugs."""
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+
+    def response(self, error: KvotaError) -> Response:
+        headers = {k.decode(): v.decode() for k, v in error_headers(error, self._chance)}
+        body = msgspec.json.encode(error_response(error))
+        return Response(body, status_code=error.status, headers=headers)
+
+    def http(self, request: HttpRequest, error: Exception) -> Response:
+        """Starlette's own 404 and 405."""
+        assert isinstance(error, HTTPException), error
+        path = request.url.path
+        if error.status_code == 405:
+            response = self.response(
+                MethodNotAllowed(f"{request.method} is not allowed on {path[:256]}.")
+            )
+            response.headers.update(error.headers or {})
+            return response
+        return self.response(NotFound(f"There is nothing at {path[:256]}."))
+
+    def crash(self, request: HttpRequest, error: Exception) -> Response:
+        """A bug of ours. The cause goes to the log, not to the client."""
+        return self.response(KvotaError("Something broke inside the server. This is our mistake."))
