@@ -140,9 +140,9 @@ def _sliding(
     if layers is None and is_qwen:
         first = config.whole("max_window_layers", _FIRST_WINDOW_LAYER)
         layers = tuple(layer >= first for layer in range(num_layers))
-    if layers is not None and not any(layers):
-        return None, None
-    return window, layers
+    if layers is None or all(layers):
+        return window, None
+    return (window, layers) if any(layers) else (None, None)
 
 
 def _window_layers(config: Settings, num_layers: int) -> tuple[bool, ...] | None:
