@@ -1,11 +1,20 @@
 """The engine's view of one request: its choices as they grow, and its one ending."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvota.core.errors import KvotaError, Outcome
 from kvota.core.plan import Sampled
-from kvota.core.request import Constraint, Delta, Ended, FinishReason, Request, TokenLogprobs
+from kvota.core.request import (
+    Constraint,
+    Delta,
+    Ended,
+    FinishReason,
+    PromptRead,
+    Request,
+    TokenLogprobs,
+)
 from kvota.engine.text import TextStream, Vocabulary
+from kvota.scheduler.sequence import SequenceGroup
 
 
 @dataclass(slots=True)
@@ -23,14 +32,18 @@ class Choice:
 class Answer:
     """Everything the engine remembers of a request until its `Ended` is published."""
 
-    request: Request
+    group: SequenceGroup
     choices: list[Choice]
     num_open: int
-    started_s: float | None = None  # first chunk in a step
     first_token_s: float | None = None
-    cached_tokens: int = 0
-    num_preemptions: int = 0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def request(self) -> Request:
+        return self.group.request
+
+    def read(self) -> PromptRead:
+        """The event that says the prompt is in KV."""
+        return PromptRead(self.group.cached_tokens or 0, self.group.prompt_logprobs)
 
     def take(self, choice: Choice, sampled: Sampled) -> Delta:
         """Add one token to a choice and decide whether it was the last one.
@@ -58,18 +71,24 @@ class Answer:
             )
         return Delta(choice.index, text, (token,), _logprobs(sampled))
 
+    def close_empty(self) -> list[Delta]:
+        """End every choice without a token: nothing but the prompt was asked for."""
+        for choice in self.choices:
+            choice.is_open = False
+        self.num_open = 0
+        return [Delta(choice.index, "", finish=FinishReason.LENGTH) for choice in self.choices]
+
     def ended(self, outcome: Outcome, error: KvotaError | None, now: float) -> Ended:
         """The event that closes the request."""
-        request = self.request
-        started_s = now if self.started_s is None else self.started_s
-        first_s = self.first_token_s
+        request, group, first_s = self.request, self.group, self.first_token_s
+        started_s = now if group.first_scheduled_s is None else group.first_scheduled_s
         return Ended(
             outcome=outcome,
             error=error,
             prompt_tokens=len(request.prompt),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=group.cached_tokens or 0,
             output_tokens=sum(choice.num_tokens for choice in self.choices),
-            num_preemptions=self.num_preemptions,
+            num_preemptions=group.num_preemptions,
             queued_s=started_s - request.arrived_s,
             first_token_s=None if first_s is None else first_s - request.arrived_s,
             total_s=now - request.arrived_s,
@@ -88,8 +107,9 @@ class Answer:
         return Delta(choice.index, text, (sampled.token,), _logprobs(sampled), reason, stop)
 
 
-def new_answer(request: Request, vocabulary: Vocabulary) -> Answer:
-    """An answer with `request.n` open, empty choices."""
+def new_answer(group: SequenceGroup, vocabulary: Vocabulary) -> Answer:
+    """An answer whose n choices are open and empty."""
+    request = group.request
     choices = [
         Choice(
             index=index,
@@ -99,11 +119,11 @@ def new_answer(request: Request, vocabulary: Vocabulary) -> Answer:
                 include_stop=request.include_stop,
                 hide_special=request.skip_special_tokens,
             ),
-            constraint=request.new_constraint() if request.new_constraint is not None else None,
+            constraint=constraint,
         )
-        for index in range(request.n)
+        for index, constraint in enumerate(group.constraints)
     ]
-    return Answer(request, choices, num_open=request.n)
+    return Answer(group, choices, num_open=request.n)
 
 
 def _logprobs(sampled: Sampled) -> tuple[TokenLogprobs, ...]:

@@ -102,6 +102,20 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._roster.line)
 
+    @property
+    def num_orphaned_blocks(self) -> int:
+        """Blocks in use that no running sequence refers to. Anything but 0 is a leak."""
+        running = self._roster.running
+        if self._cache.num_tables == len(running):
+            return 0
+        tables = (sequence.table for sequence in running if sequence.table is not None)
+        owned = {block for table in tables for block in table.blocks}
+        return self._cache.snapshot().used - len(owned)
+
+    def sequence(self, sequence_id: int) -> Sequence | None:
+        """A sequence that has not ended."""
+        return self._roster.sequences.get(sequence_id)
+
     def group(self, request_id: str) -> SequenceGroup | None:
         """The group of a request that has not ended."""
         return self._roster.groups.get(request_id)
