@@ -1,0 +1,306 @@
+import dataclasses
+
+import pytest
+
+from kvota.core.errors import BackendFailed, ClientClosed, Outcome, Refused, RequestTimeout
+from kvota.core.plan import Draw, Executor
+from kvota.core.request import FinishReason, SamplingParams
+from kvota.engine.engine import FAILED_STEPS_MAX, EngineBroken
+from kvota.engine.mailbox import Drain, Shutdown
+from kvota.engine.text import Vocabulary
+from tests.support.engine_world import EngineWorld
+from tests.support.kv_executor import HashingExecutor, reference_tokens
+from tests.support.scripted import ScriptedExecutor, say
+
+EOS = 99
+
+
+def stopping(*stops: int, **fields: object) -> SamplingParams:
+    return dataclasses.replace(SamplingParams(stop_token_ids=frozenset(stops)), **fields)  # type: ignore[arg-type]
+
+
+def scripted(*tokens: int, then: int = 0, pieces: list[bytes] | None = None) -> EngineWorld:
+    letters = [bytes([97 + token]) for token in range(26)]
+    return EngineWorld(
+        ScriptedExecutor(say(*tokens, then=then)), vocabulary=Vocabulary(pieces or letters)
+    )
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def test_a_request_runs_to_its_limit_and_ends_once() -> None:
+    world = EngineWorld()
+    request = world.submit("a", max_tokens=20)
+    world.run()
+    assert world.tokens("a") == reference_tokens(request, 0)
+    ended = world.ended("a")
+    assert (ended.outcome, ended.error) == (Outcome.COMPLETED, None)
+    assert (ended.prompt_tokens, ended.output_tokens) == (3, 20)
+    assert world.deltas("a")[-1].finish is FinishReason.LENGTH
+    assert world.num_blocks_used == 0
+
+
+def test_many_at_once_get_what_each_gets_alone() -> None:
+    world = EngineWorld(HashingExecutor(24, 4), max_num_batched_tokens=32, min_run_tokens=2)
+    requests = [
+        world.submit(f"r{i}", prompt=range(1 + i % 3, 9 + i), max_tokens=15, n=1 + i % 3)
+        for i in range(12)
+    ]
+    world.run()
+    for request in requests:
+        for choice in range(request.n):
+            assert world.tokens(request.id, choice) == reference_tokens(request, choice)
+        assert world.ended(request.id).output_tokens == 15 * request.n
+    assert world.scheduler.snapshot().preemptions > 0, "the pool was meant to be too small"
+    assert world.num_blocks_used == 0
+
+
+def test_a_preempted_request_shows_nothing_twice_and_says_how_often() -> None:
+    world = EngineWorld(HashingExecutor(7, 8), min_run_tokens=1)
+    requests = [
+        world.submit(name, prompt=range(first, first + 18), max_tokens=20)
+        for name, first in (("a", 0), ("b", 50))
+    ]
+    world.run()
+    ended = [world.ended(name) for name in "ab"]
+    assert sum(end.num_preemptions for end in ended) >= 1
+    for request, end in zip(requests, ended, strict=True):
+        assert world.tokens(request.id) == reference_tokens(request, 0)
+        assert (end.prompt_tokens, end.output_tokens) == (18, 20)
+
+
+def test_the_end_token_ends_the_choice_and_is_not_shown() -> None:
+    world = scripted(1, EOS, 2)
+    world.submit("a", sampling=stopping(EOS))
+    world.run()
+    assert world.text("a") == "b"
+    assert world.deltas("a")[-1].finish is FinishReason.STOP
+    assert world.deltas("a")[-1].matched_stop == EOS
+    assert world.ended("a").output_tokens == 2
+
+
+def test_an_end_token_at_the_last_allowed_place_is_a_stop() -> None:
+    world = scripted(1, 2, EOS)
+    world.submit("a", sampling=stopping(EOS), max_tokens=3)
+    world.run()
+    assert world.deltas("a")[-1].finish is FinishReason.STOP
+
+
+def test_no_stop_counts_before_min_tokens() -> None:
+    world = scripted(1, EOS, 2, EOS)
+    world.submit("a", sampling=stopping(EOS, min_tokens=3), stop=("b",))
+    world.run()
+    assert world.tokens("a") == [1, EOS, 2, EOS]
+
+
+def test_a_stop_string_ends_the_sequence_in_that_step() -> None:
+    pieces = [b"x", b"say ", b"<<", b"EN", b"D>", b">"]
+    world = scripted(1, 2, 3, 4, 5, then=0, pieces=pieces)
+    world.submit("a", stop=("<<END>>",), max_tokens=50)
+    world.run()
+    assert world.text("a") == "say "
+    assert world.ended("a").output_tokens == 5
+    assert world.deltas("a")[-1].matched_stop == "<<END>>"
+
+
+def test_nothing_but_the_prompt_can_be_asked_for() -> None:
+    world = EngineWorld()
+    world.submit("a", prompt=[1, 2, 3], max_tokens=0, prompt_logprobs=1)
+    world.run()
+    assert len(world.prompt_read("a").prompt_logprobs) == 2
+    assert world.ended("a").output_tokens == 0
+    assert world.deltas("a")[-1].finish is FinishReason.LENGTH
+
+
+def test_a_repeated_prompt_is_found_in_the_cache() -> None:
+    world = EngineWorld(HashingExecutor(16, 16))
+    for name in ("cold", "again"):
+        world.submit(name, prompt=range(40))
+        world.run()
+    assert world.prompt_read("cold").cached_tokens == 0
+    assert world.prompt_read("again").cached_tokens == 32
+    assert world.tokens("cold") == world.tokens("again")
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+def test_times_are_told_from_arrival() -> None:
+    world = EngineWorld(max_num_batched_tokens=8)
+    world.submit("a", prompt=range(20), arrived_s=99.0)
+    world.run()
+    ended = world.ended("a")
+    assert ended.queued_s == pytest.approx(1.0)
+    assert ended.first_token_s == pytest.approx(1.02)
+    assert ended.total_s == pytest.approx(1.09)
+
+
+# --- endings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_a_cancelled_request_gives_its_blocks_back_in_that_step(steps: int) -> None:
+    world = EngineWorld(max_num_batched_tokens=8)
+    world.submit("a", prompt=range(20), n=3)
+    world.step(steps)
+    world.cancel("a")
+    world.step()
+    assert world.num_blocks_used == 0
+    assert world.engine.gauges.num_blocks_held_after_abort == 0
+    assert world.ended("a").outcome is Outcome.CLIENT_CLOSED
+    assert isinstance(world.ended("a").error, ClientClosed)
+    events = len(world.events["a"])
+    world.cancel("a")
+    world.step(3)
+    assert len(world.events["a"]) == events
+
+
+def test_a_request_past_its_time_is_ended_with_what_it_has() -> None:
+    world = EngineWorld()
+    world.submit("a", max_tokens=100, deadline_s=100.045)
+    world.submit("b", max_tokens=20)
+    world.run()
+    ended = world.ended("a")
+    assert ended.outcome is Outcome.REQUEST_TIMEOUT
+    assert isinstance(ended.error, RequestTimeout)
+    assert 0 < ended.output_tokens < 8
+    assert world.ended("b").outcome is Outcome.COMPLETED
+
+
+def test_a_request_that_never_began_is_refused_when_its_wait_is_over() -> None:
+    world = EngineWorld(max_running_requests=1)
+    world.submit("a", max_tokens=30)
+    world.submit("b", queue_deadline_s=100.05)
+    world.run()
+    error = world.ended("b").error
+    assert isinstance(error, Refused)
+    assert error.reason == "queue_timeout"
+    assert "0.05 s" in error.message
+    assert world.tokens("b") == []
+
+
+def test_a_request_that_has_begun_is_not_bound_by_the_line_any_more() -> None:
+    world = EngineWorld()
+    world.submit("a", max_tokens=30, queue_deadline_s=100.05)
+    world.run()
+    assert world.ended("a").outcome is Outcome.COMPLETED
+
+
+def test_draining_refuses_what_never_ran_and_finishes_what_runs() -> None:
+    world = EngineWorld(max_running_requests=1)
+    world.submit("a", max_tokens=5)
+    world.submit("b")
+    world.step(2)
+    world.mailbox.post(Drain())
+    world.run()
+    assert world.ended("a").outcome is Outcome.COMPLETED
+    assert world.ended("b").outcome is Outcome.REFUSED
+
+
+def test_shutdown_ends_everything_with_an_error() -> None:
+    world = EngineWorld(max_running_requests=1)
+    world.submit("a")
+    world.submit("b")
+    world.step(2)
+    world.mailbox.post(Shutdown())
+    world.step()
+    for name in "ab":
+        assert world.ended(name).outcome is Outcome.SHUTDOWN
+        assert isinstance(world.ended(name).error, BackendFailed)
+    assert world.num_blocks_used == 0
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_once_changes_no_text() -> None:
+    executor = HashingExecutor(64, 4)
+    world = EngineWorld(executor)
+    requests = [world.submit(name, prompt=range(6), n=2) for name in "abc"]
+    for _ in range(4):
+        world.step(2)
+        executor.fail_next = True
+    world.run()
+    assert len(world.observer.failures) >= 3
+    for request in requests:
+        for choice in range(2):
+            assert world.tokens(request.id, choice) == reference_tokens(request, choice)
+
+
+def test_a_request_that_breaks_the_model_ends_alone() -> None:
+    poisoned = ScriptedExecutor(say(1, 2, 3), poison=frozenset({13}))
+    world = EngineWorld(poisoned, vocabulary=Vocabulary([b"a", b"b", b"c", b"d"]))
+    world.submit("good")
+    world.submit("bad", prompt=[13, 1])
+    world.submit("also good")
+    world.run()
+    assert world.ended("bad").outcome is Outcome.ENGINE_ERROR
+    assert isinstance(world.ended("bad").error, BackendFailed)
+    for name in ("good", "also good"):
+        assert world.text(name) == "bcdaaaaa"
+        assert world.ended(name).outcome is Outcome.COMPLETED
+    world.submit("bad again", prompt=[13, 1])
+    world.submit("later")
+    world.run()
+    assert world.ended("later").outcome is Outcome.COMPLETED
+
+
+def test_a_model_that_computes_nothing_any_more_ends_the_loop() -> None:
+    executor = ScriptedExecutor(say())
+    executor.faults = set(range(1, 100))
+    world = EngineWorld(executor)
+    for attempt in range(FAILED_STEPS_MAX - 1):
+        world.submit(f"r{attempt}")
+        world.step()
+    world.submit("last")
+    with pytest.raises(EngineBroken):
+        world.step()
+    assert world.ended("r0").outcome is Outcome.ENGINE_ERROR
+
+
+class _Grammar:
+    """Allows `count` tokens, then is complete; refuses token 5."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def write_mask(self, row: object) -> None:
+        pass
+
+    def accept(self, token: int) -> None:
+        if token == 5:
+            raise ValueError("5 is not a word")
+        self.left -= 1
+
+    def is_complete(self) -> bool:
+        return self.left == 0
+
+
+def test_a_complete_grammar_ends_the_choice() -> None:
+    world = scripted(1, 2, 3, 4)
+    world.submit("a", new_constraint=lambda: _Grammar(2))
+    world.run()
+    assert world.text("a") == "bc"
+    assert world.deltas("a")[-1].finish is FinishReason.STOP
+
+
+def test_a_grammar_that_breaks_ends_its_request_alone() -> None:
+    world = scripted(1, 5, 2)
+    world.submit("a", new_constraint=lambda: _Grammar(9), n=2)
+    world.submit("b")
+    world.run()
+    assert world.ended("a").outcome is Outcome.ENGINE_ERROR
+    assert world.ended("b").outcome is Outcome.COMPLETED
+    assert world.num_blocks_used == 0
+
+
+def test_every_choice_has_a_grammar_of_its_own() -> None:
+    def by_choice(draw: Draw) -> int:
+        return 1 + draw.choice
+
+    executor: Executor = ScriptedExecutor(by_choice)
+    world = EngineWorld(executor, vocabulary=Vocabulary([b"a", b"b", b"c"]))
+    world.submit("a", new_constraint=lambda: _Grammar(3), n=2)
+    world.run()
+    assert [world.text("a", choice) for choice in (0, 1)] == ["bbb", "ccc"]
