@@ -127,13 +127,12 @@ class Sampler:
         """
         params = draw.params
         if params.repetition_penalty != 1.0:
-            seen = np.flatnonzero(self._counts(draw.tokens))
+            seen, _ = self._counts(draw.tokens)
             penalty = np.float32(params.repetition_penalty)
             scores[seen] *= np.where(scores[seen] > 0, 1 / penalty, penalty)
         if params.presence_penalty or params.frequency_penalty:
-            counts = self._counts(draw.tokens[draw.num_prompt :])
-            used = np.flatnonzero(counts)
-            scores[used] -= params.presence_penalty + params.frequency_penalty * counts[used]
+            used, counts = self._counts(draw.tokens[draw.num_prompt :])
+            scores[used] -= params.presence_penalty + params.frequency_penalty * counts
 
     def _forbid(self, scores: Floats, constraint: Constraint) -> None:
         """Forbid what the grammar does not allow next."""
@@ -144,9 +143,9 @@ class Sampler:
             raise _NoToken(f"The grammar cannot go on: {failure}") from failure
         scores[~_unpack(words, len(scores))] = FORBIDDEN
 
-    def _counts(self, tokens: Sequence[int]) -> Ids:
-        """How often each id occurs. Counted anew for every draw: cheaper than keeping it right."""
-        return np.bincount(self._inside(tokens), minlength=self._num_sampled)
+    def _counts(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
+        """The distinct ids and how often each occurs, counted anew: cheap, and cannot go stale."""
+        return np.unique(self._inside(tokens), return_counts=True)
 
     def _inside(self, tokens: Sequence[int]) -> Ids:
         """The ids that have a score; a prompt may name others, such as image placeholders."""
