@@ -32,6 +32,8 @@ class Settings:
             value = value[0]
         if value is None and default is not None:
             return default
+        if isinstance(value, list):
+            raise self.wrong(name, "one value, the same on every layer")
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, "a whole number")
         return value
