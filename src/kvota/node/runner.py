@@ -68,6 +68,11 @@ class EngineRunner:
         return self._state
 
     @property
+    def has_crashed(self) -> bool:
+        """True when the engine's thread has died of a bug."""
+        return self._ended.is_set()
+
+    @property
     def num_open(self) -> int:
         """Choices accepted and not ended."""
         return self._num_open
@@ -76,7 +81,9 @@ class EngineRunner:
         """Begin to run the engine. Call once, on the event loop that will read the streams."""
         assert self._state is RunnerState.STARTING
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(engine,), name="kvota-engine")
+        self._thread = threading.Thread(
+            target=self._run, args=(engine,), name="kvota-engine", daemon=True
+        )
         self._state = RunnerState.RUNNING
         self._progress_s = self._clock.now()
         self._thread.start()

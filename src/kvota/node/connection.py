@@ -1,0 +1,114 @@
+"""One HTTP connection, with limits that hold before any request exists.
+
+uvicorn's protocol reads headers of any size for any time. Here a connection that sends too many
+bytes of headers, dawdles over them, or speaks something else than HTTP is answered in the same
+JSON as every other error and closed; and beyond a number of open connections new ones are refused.
+"""
+
+import asyncio
+from asyncio import TimerHandle
+from typing import Any
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+HEADERS_BYTES_MAX = 64 * 1024
+HEADERS_TIMEOUT_S = 20.0
+CONNECTIONS_MAX = 4096
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's httptools protocol with limits on headers, their time, and connections."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._num_header_bytes = 0
+        self._is_reading_headers = False
+        self._headers_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse(503, "too_many_connections", "Too many connections are open.")
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._headers_timer is None and not self._is_in_body():
+            self._start_timer()
+        super().data_received(data)
+        if self._is_reading_headers:
+            self._num_header_bytes += len(data)
+            self._check_headers(self._num_header_bytes)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_header_bytes = 0
+        self._is_reading_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._is_reading_headers = False
+        self._stop_timer()
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._check_headers(num_bytes):
+            super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets the same kind of answer as every other mistake."""
+        self._refuse(400, "invalid_request", msg)
+
+    def _is_in_body(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._headers_late)
+
+    def _stop_timer(self) -> None:
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+
+    def _headers_late(self) -> None:
+        self._headers_timer = None
+        if not self._is_in_body() and not self.transport.is_closing():
+            self.transport.close()
+
+    def _check_headers(self, num_bytes: int) -> bool:
+        """False, and the connection is refused, when there are too many bytes of headers."""
+        is_fine = num_bytes <= HEADERS_BYTES_MAX
+        if not is_fine:
+            self._refuse(
+                431,
+                "headers_too_large",
+                f"The request's headers are over {HEADERS_BYTES_MAX:,} bytes.",
+            )
+        return is_fine
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        kind = "overloaded_error" if status == 503 else "invalid_request_error"
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            b"content-type: application/json\r\nconnection: close\r\n"
+            + (b"retry-after: 1\r\n" if status == 503 else b"")
+            + b"content-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()

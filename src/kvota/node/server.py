@@ -1,0 +1,115 @@
+"""Listening, and stopping in order.
+
+first SIGTERM or Ctrl-C   new requests get 503 `draining`, running ones finish, then exit 0
+drain_timeout_s later     what still runs is ended with an error event, then exit 0
+second signal             the process ends at once
+the engine dies           every stream ends with an error, then exit 1
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from kvota.core.errors import ConfigError
+from kvota.node.connection import BoundedConnection
+from kvota.node.runner import EngineRunner, Steppable
+
+KEEP_ALIVE_S = 75
+STOP_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 2
+EXIT_OK = 0
+EXIT_ENGINE_DIED = 1
+EXIT_FORCED = 130
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address, without listening on it yet. Raises ConfigError when it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        taken = socket.socket(family, kind, protocol)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {host} port {port}: {error.strerror or error}. "
+            "Choose another with --host and --port."
+        ) from error
+    return taken
+
+
+async def serve(
+    app: Any,
+    taken: socket.socket,
+    runner: EngineRunner,
+    engine: Steppable,
+    *,
+    drain_timeout_s: float,
+) -> int:
+    """Run the engine and answer on `taken` until told to stop. Returns the exit status."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=BoundedConnection,
+            loop="none",
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
+            backlog=1024,
+        )
+    )
+    stop = _stop_signals()
+    runner.start(engine)
+    listening = asyncio.create_task(server.serve(sockets=[taken]))
+    crashed = asyncio.create_task(runner.wait_ended())
+    told = asyncio.create_task(stop.wait())
+    await asyncio.wait({crashed, told, listening}, return_when=asyncio.FIRST_COMPLETED)
+    if told.done():
+        await _drain(runner, drain_timeout_s)
+    server.should_exit = True
+    await listening
+    for task in (crashed, told):
+        task.cancel()
+    return EXIT_ENGINE_DIED if runner.has_crashed else EXIT_OK
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _stop_signals() -> asyncio.Event:
+    """An event that the first signal sets; the second one ends the process on the spot."""
+    told = asyncio.Event()
+
+    def on_signal() -> None:
+        if told.is_set():
+            os._exit(EXIT_FORCED)
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return told
+
+
+async def _drain(runner: EngineRunner, drain_timeout_s: float) -> None:
+    runner.drain()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(runner.wait_drained(), drain_timeout_s)
+    with contextlib.suppress(TimeoutError):  # a step that never ends must not keep the process
+        await asyncio.wait_for(runner.stop(), STOP_TIMEOUT_S)

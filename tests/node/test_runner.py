@@ -1,0 +1,198 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kvota.core.clock import ManualClock
+from kvota.core.errors import Outcome, Refused
+from kvota.core.plan import Executor, StepPlan, StepResult
+from kvota.core.request import Delta, Ended, Event, Request, SamplingParams
+from kvota.engine.engine import Engine
+from kvota.engine.mailbox import Mailbox
+from kvota.kv.cache import KVCache
+from kvota.node.ports import RequestStream, RunnerState
+from kvota.node.runner import EngineRunner
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.scheduler import Scheduler
+from tests.support.engine_world import HASHING_VOCABULARY, NullObserver
+from tests.support.kv_executor import HashingExecutor, reference_tokens
+
+
+class GatedExecutor(HashingExecutor):
+    """Computes a step only while its gate is open, or when `crash` lets it fail for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=256, block_size=4)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.gate.wait(timeout=30)
+        return super().execute(plan)
+
+
+class Node:
+    def __init__(self, executor: Executor, capacity: int) -> None:
+        self.clock = ManualClock(10.0)
+        self.crashes: list[BaseException] = []
+        mailbox = Mailbox()
+        self.runner = EngineRunner(
+            self.clock,
+            mailbox,
+            num_running_max=8,
+            capacity=capacity,
+            stuck_after_s=5.0,
+            report_crash=self.crashes.append,
+        )
+        self.engine = Engine(
+            executor,
+            Scheduler(KVCache(256, 4), SchedulerLimits(max_running_requests=8)),
+            vocabulary=HASHING_VOCABULARY,
+            clock=self.clock,
+            mailbox=mailbox,
+            publish=self.runner.publish,
+            observer=NullObserver(),
+        )
+
+    def submit(self, name: str, **fields: Any) -> tuple[Request, RequestStream]:
+        fields = {"max_tokens": 5, "sampling": SamplingParams(seed=3), **fields}
+        request = Request(id=name, prompt=[1, 2, 3], arrived_s=self.clock.now(), **fields)
+        return request, self.runner.submit(request)
+
+
+@asynccontextmanager
+async def running(executor: Executor, *, capacity: int = 100) -> AsyncIterator[Node]:
+    node = Node(executor, capacity)
+    node.runner.start(node.engine)
+    try:
+        yield node
+    finally:
+        await asyncio.wait_for(node.runner.stop(), 20)
+
+
+async def read(stream: RequestStream) -> list[Event]:
+    async with asyncio.timeout(20):
+        return [event async for events in stream for event in events]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the condition is another thread's
+            await asyncio.sleep(0.001)
+
+
+def tokens(events: list[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+
+
+def ended(events: list[Event]) -> Ended:
+    last = events[-1]
+    assert isinstance(last, Ended)
+    return last
+
+
+async def test_many_requests_stream_at_once() -> None:
+    async with running(GatedExecutor()) as node:
+        submitted = [node.submit(f"r{i}", max_tokens=5 + i) for i in range(20)]
+        answers = await asyncio.gather(*(read(stream) for _, stream in submitted))
+        for (request, _), events in zip(submitted, answers, strict=True):
+            assert tokens(events) == reference_tokens(request, 0)
+            assert ended(events).outcome is Outcome.COMPLETED
+        assert node.runner.num_open == 0
+
+
+async def test_a_slow_reader_gets_everything_in_longer_lists() -> None:
+    async with running(GatedExecutor()) as node:
+        request, stream = node.submit("a", max_tokens=50)
+        await until(lambda: node.runner.num_open == 0)
+        lists = [events async for events in stream]
+        assert len(lists) == 1
+        assert tokens(lists[0]) == reference_tokens(request, 0)
+
+
+async def test_a_cancelled_request_ends_and_frees_its_place() -> None:
+    executor = GatedExecutor()
+    async with running(executor) as node:
+        _, stream = node.submit("a", max_tokens=200)
+        stream.cancel()
+        stream.cancel()
+        assert ended(await read(stream)).outcome is Outcome.CLIENT_CLOSED
+        assert node.runner.num_open == 0
+        assert node.engine.gauges.num_blocks_used == 0
+
+
+async def test_beyond_its_capacity_it_refuses_with_a_computed_wait() -> None:
+    executor = GatedExecutor()
+    executor.gate.clear()
+    async with running(executor, capacity=3) as node:
+        _, first = node.submit("a", n=3)
+        with pytest.raises(Refused) as caught:
+            node.submit("b")
+        assert caught.value.reason == "queue_full"
+        assert 1 <= caught.value.retry_after_s <= 120
+        executor.gate.set()
+        await read(first)
+        _, second = node.submit("c")
+        assert ended(await read(second)).outcome is Outcome.COMPLETED
+
+
+async def test_draining_lets_running_requests_finish_and_refuses_new_ones() -> None:
+    executor = GatedExecutor()
+    async with running(executor) as node:
+        request, stream = node.submit("a", max_tokens=30)
+        await until(lambda: executor.num_steps > 0)
+        node.runner.drain()
+        with pytest.raises(Refused, match="shutting down"):
+            node.submit("b")
+        assert node.runner.state is RunnerState.DRAINING
+        assert tokens(await read(stream)) == reference_tokens(request, 0)
+        await asyncio.wait_for(node.runner.wait_drained(), 20)
+
+
+async def test_stopping_ends_what_still_runs_with_an_error() -> None:
+    async with running(GatedExecutor()) as node:
+        _, stream = node.submit("a", max_tokens=1000)
+        stopping = asyncio.create_task(node.runner.stop())
+        outcome = ended(await read(stream)).outcome
+        assert outcome in (Outcome.SHUTDOWN, Outcome.REFUSED, Outcome.COMPLETED)
+        await asyncio.wait_for(stopping, 20)
+        assert node.runner.state is RunnerState.DEAD
+
+
+class BrokenExecutor(HashingExecutor):
+    def execute(self, plan: StepPlan) -> StepResult:
+        raise MemoryError("no memory at all")
+
+
+async def test_when_the_engine_dies_every_stream_ends_and_the_process_is_told() -> None:
+    async with running(BrokenExecutor(256, 4)) as node:
+        streams = [node.submit(f"r{i}")[1] for i in range(6)]
+        answers = await asyncio.gather(*(read(stream) for stream in streams))
+        assert {ended(events).outcome for events in answers} == {Outcome.ENGINE_ERROR}
+        for attempt in range(10):
+            if node.runner.state is RunnerState.DEAD:
+                break
+            await read(node.submit(f"again {attempt}")[1])
+        await asyncio.wait_for(node.runner.wait_ended(), 20)
+        assert node.runner.has_crashed
+        assert len(node.crashes) == 1
+        with pytest.raises(Refused):
+            node.submit("late")
+
+
+async def test_it_is_stuck_only_when_work_waits_and_nothing_moves() -> None:
+    executor = GatedExecutor()
+    async with running(executor) as node:
+        node.clock.advance(100)
+        assert not node.runner.is_stuck(node.clock.now())
+        executor.gate.clear()
+        _, stream = node.submit("a")
+        assert not node.runner.is_stuck(node.clock.now())
+        node.clock.advance(6)
+        assert node.runner.is_stuck(node.clock.now())
+        executor.gate.set()
+        await read(stream)
+        assert not node.runner.is_stuck(node.clock.now())
