@@ -6,11 +6,11 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny_gguf import write_gguf
 
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.gguf_header import read_header
 from kvota.model.gguf_source import open_gguf, read_gguf_metadata
+from tests.support.tiny_gguf import write_gguf
 
 
 def bare_gguf(*keys: bytes, version: int = 3, num_tensors: int = 0, tensors: bytes = b"") -> bytes:

