@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 
 from kvota.core.request import Delta, PromptRead
-from kvota.wire.responses import PromptTokensDetails, Usage
+from kvota.wire.responses import ChatChunk, Completion, PromptTokensDetails, Usage
 
 T = TypeVar("T")
+Chunk = ChatChunk | Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +27,18 @@ class Heading:
 
 
 class Answer(Protocol):
-    """One HTTP answer in the making. Chunks are structs whose `usage` the stream may fill in."""
+    """One HTTP answer in the making."""
 
-    def opening(self) -> Sequence[Struct]:
+    def opening(self) -> Sequence[Chunk]:
         """What a stream says before the first token."""
 
-    def chunks(self, index: int, event: PromptRead | Delta) -> Sequence[Struct]:
+    def chunks(self, index: int, event: PromptRead | Delta) -> Sequence[Chunk]:
         """What an event of prompt number `index` adds to the answer; may be nothing."""
 
-    def usage_chunk(self, usage: Usage) -> Struct:
+    def usage_chunk(self, usage: Usage) -> Chunk:
         """The last chunk of a stream that asked for usage; it has no choices."""
 
-    def completed(self, chunks: Sequence[Struct], usage: Usage) -> Struct:
+    def completed(self, chunks: Sequence[Chunk], usage: Usage) -> Struct:
         """The whole answer, from all chunks except the opening ones."""
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, FinishReason, PromptRead
-from kvota.node.answer import Heading, joined
+from kvota.node.answer import Chunk, Heading, joined
 from kvota.node.logprobs import TokenNames, chat_logprobs, vllm_prompt_logprobs
+from kvota.node.served import DeltaSplitter
 from kvota.wire.responses import (
     ChatChoice,
     ChatChunk,
@@ -22,13 +23,6 @@ from kvota.wire.responses import (
     PromptLogprobs,
     Usage,
 )
-
-
-class DeltaSplitter(Protocol):
-    """Tells calls from content in the text of one choice. Stateful."""
-
-    def push(self, text: str) -> list[ChatDelta]: ...
-    def finish(self) -> list[ChatDelta]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +50,9 @@ class ChatAnswer:
         self._choices = [_Choice(make() if make else None) for _ in range(wish.n)]
         self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
-    def opening(self) -> Sequence[Struct]:
+    def opening(self) -> Sequence[Chunk]:
         """The role of each choice, before anything else of it."""
-        chunks = []
+        chunks: list[ChatChunk] = []
         for index in range(self._wish.n):
             role = ChatDelta(role="assistant", content="")
             chunks.append(self._chunk([ChatChunkChoice(index=index, delta=role)]))
@@ -76,7 +70,7 @@ class ChatAnswer:
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         return self._chunk([], usage)
 
-    def completed(self, chunks: Sequence[Struct], usage: Usage) -> ChatCompletion:
+    def completed(self, chunks: Sequence[Chunk], usage: Usage) -> ChatCompletion:
         parts: list[list[ChatChunkChoice]] = [[] for _ in self._choices]
         for chunk in cast("Sequence[ChatChunk]", chunks):
             for choice in chunk.choices:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, PromptRead
-from kvota.node.answer import Heading, joined
+from kvota.node.answer import Chunk, Heading, joined
 from kvota.node.logprobs import CompletionLogprobWriter, TokenNames, vllm_prompt_logprobs
 from kvota.wire.responses import (
     Completion,
@@ -44,7 +44,7 @@ class CompletionAnswer:
         self._texts = texts
         self._writers = [CompletionLogprobWriter(names) for _ in range(len(prompts) * wish.n)]
 
-    def opening(self) -> Sequence[Struct]:
+    def opening(self) -> Sequence[Chunk]:
         return ()
 
     def chunks(self, index: int, event: PromptRead | Delta) -> Sequence[Completion]:
@@ -57,7 +57,7 @@ class CompletionAnswer:
     def usage_chunk(self, usage: Usage) -> Completion:
         return self._chunk([], usage)
 
-    def completed(self, chunks: Sequence[Struct], usage: Usage) -> Completion:
+    def completed(self, chunks: Sequence[Chunk], usage: Usage) -> Completion:
         parts: dict[int, list[CompletionChoice]] = {
             index: [] for index in range(len(self._prompts) * self._wish.n)
         }

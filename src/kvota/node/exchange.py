@@ -2,13 +2,14 @@
 
     receive ─▶ body() ─▶ … work … ─▶ respond()            one JSON answer
                   │                └▶ write() · write()    a stream, opened by its first write
-                  └▶ from here on a disconnect calls `on_gone`
+                  └▶ watch(): a disconnect calls `on_gone`, and so does a reader that stalls
 
 Whatever was sent stays sent: `fail()` is an HTTP error before the first byte and an error event
 after it.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ class Exchange:
         self._last_write_s = asyncio.get_running_loop().time()
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.headers: RawHeaders = []
+        self.on_gone: Callable[[], None] = _nobody_asks
         self.is_started = False
         self.is_gone = False
 
@@ -77,14 +79,16 @@ class Exchange:
         if encoding not in (b"", b"identity"):
             raise UnsupportedMediaType("Compressed bodies are not read; send plain JSON.")
 
-    async def watch(self, on_gone: Callable[[], None]) -> None:
-        """Wait for the client to go away, then say so once. Run beside the work, after body()."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                break
-        self.is_gone = True
-        on_gone()
+    async def watch(self) -> None:
+        """Wait for the client to go away. Run beside the work, after body()."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self.is_gone:
+            self.is_gone = True
+            self.on_gone()
 
     # --- the response
 
@@ -101,23 +105,29 @@ class Exchange:
     async def write(self, content: bytes, *, last: bool = False) -> None:
         """Send a piece of a stream; the first one sends status 200 and the headers before it.
 
-        Raises ClientClosed when the client takes nothing for `send_timeout_s`.
+        Raises ClientClosed when the client is gone or takes nothing for `send_timeout_s`.
         """
-        opens, self.is_started = not self.is_started, True
+        if self.is_gone:
+            raise ClientClosed("The client went away before its answer was complete.")
         async with self._sending:
-            if opens:
+            if not self.is_started:
+                self.is_started = True
                 await self._start(200, list(sse.HEADERS))
             await self._deliver(content, more=not last)
         self._last_write_s = asyncio.get_running_loop().time()
 
     async def keep_alive(self) -> None:
-        """Bridge silences with comments, for as long as this runs beside the stream's work."""
+        """Bridge silences with comments, until cancelled or the client is gone.
+
+        Runs beside the stream's work from the moment the request is accepted.
+        """
         loop = asyncio.get_running_loop()
         every_s = self._settings.heartbeat_s
-        while True:
+        while not self.is_gone:
             quiet_s = loop.time() - self._last_write_s
             if quiet_s >= every_s:
-                await self.write(sse.comment("heartbeat"))
+                with contextlib.suppress(ClientClosed):  # on_gone has been called
+                    await self.write(sse.comment("heartbeat"))
                 quiet_s = 0.0
             await asyncio.sleep(every_s - quiet_s)
 
@@ -135,7 +145,7 @@ class Exchange:
             async with asyncio.timeout(self._settings.send_timeout_s):
                 await self._send({"type": "http.response.body", "body": content, "more_body": more})
         except TimeoutError:
-            self.is_gone = True
+            self._leave()
             raise ClientClosed(
                 f"The client read nothing for {self._settings.send_timeout_s:g} s."
             ) from None
@@ -143,3 +153,7 @@ class Exchange:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
+
+
+def _nobody_asks() -> None:
+    """What happens on a disconnect before any work has begun."""

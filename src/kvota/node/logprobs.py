@@ -34,6 +34,10 @@ class TokenNames:
         pieces = self._tokenizer.pieces
         return pieces[token] if token < len(pieces) and token not in self._hidden else b""
 
+    def text(self, ids: Sequence[int]) -> str:
+        """What the tokens add together."""
+        return b"".join(map(self.added_bytes, ids)).decode("utf-8", "replace")
+
     def shown(self, token: int) -> str:
         if token >= len(self._tokenizer.pieces):
             return ""

@@ -83,6 +83,11 @@ class ErrorPages:
         body = msgspec.json.encode(error_response(error))
         return Response(body, status_code=error.status, headers=headers)
 
+    def known(self, request: HttpRequest, error: Exception) -> Response:
+        """An endpoint's own error."""
+        assert isinstance(error, KvotaError), error
+        return self.response(error)
+
     def http(self, request: HttpRequest, error: Exception) -> Response:
         """Starlette's own 404 and 405."""
         assert isinstance(error, HTTPException), error

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvota.core.errors import ModelNotFound
 from kvota.core.request import Constraint
+from kvota.wire.messages import ToolUse
+from kvota.wire.responses import ChatDelta
 
 NewConstraint = Callable[[], Constraint]
 
@@ -46,13 +49,35 @@ class ChatTemplate(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Turns what a client may ask of the output's form into grammars. Raises InvalidRequest."""
+    """Turns what a client may ask of the output's form into grammars, in bounded time.
 
-    def json_object(self) -> NewConstraint: ...
-    def json_schema(self, schema: Mapping[str, Any]) -> NewConstraint: ...
-    def regex(self, pattern: str) -> NewConstraint: ...
-    def choice(self, options: Sequence[str]) -> NewConstraint: ...
-    def lark(self, grammar: str) -> NewConstraint: ...
+    `param` is the field to blame in the InvalidRequest that a bad one raises.
+    """
+
+    def json_object(self, *, param: str) -> NewConstraint: ...
+    def json_schema(self, schema: dict[str, Any], *, param: str) -> NewConstraint: ...
+    def regex(self, pattern: str, *, param: str) -> NewConstraint: ...
+    def choice(self, choices: Sequence[str], *, param: str) -> NewConstraint: ...
+    def grammar(self, text: str, *, param: str) -> NewConstraint: ...
+
+
+class DeltaSplitter(Protocol):
+    """Tells tool calls from content in the text of one choice. Stateful."""
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """What `text`, the next piece, adds to the answer; text that may begin a call waits."""
+
+    def finish(self) -> list[ChatDelta]:
+        """What was still waiting."""
+
+
+class Tooling(Protocol):
+    """How this model writes tool calls."""
+
+    def new_splitter(self, use: ToolUse) -> DeltaSplitter: ...
+
+    def forced(self, use: ToolUse) -> NewConstraint:
+        """A grammar that admits nothing but calls. Raises InvalidRequest for a bad schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +93,12 @@ class ServedModel:
     eos_ids: frozenset[int]
     template: ChatTemplate | None = None  # None: chat is refused, completions work
     grammar: GrammarCompiler | None = None  # None: structured output is refused
+    tooling: Tooling | None = None  # None: tools are refused
+
+    def require(self, name: str) -> None:
+        """Raise ModelNotFound unless the model answers to `name`."""
+        if name != self.name and name not in self.aliases:
+            raise ModelNotFound(
+                f"The model `{name[:128]}` does not exist here. This server has `{self.name}`.",
+                param="model",
+            )

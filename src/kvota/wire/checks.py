@@ -51,7 +51,7 @@ class FormKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"
-    LARK = "lark"
+    GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _structured_form(asked: StructuredOutputs) -> Form | None:
     forms = [
         Form(FormKind.REGEX, asked.regex, "structured_outputs.regex"),
         Form(FormKind.CHOICE, asked.choice, "structured_outputs.choice"),
-        Form(FormKind.LARK, asked.grammar, "structured_outputs.grammar"),
+        Form(FormKind.GRAMMAR, asked.grammar, "structured_outputs.grammar"),
         Form(FormKind.JSON_SCHEMA, _schema(asked.json), "structured_outputs.json"),
     ]
     given = [form for form in forms if form.value is not None]

@@ -1,0 +1,217 @@
+"""The node's HTTP application: every path, and what answers it.
+
+    /v1/chat/completions  /v1/completions      generating.py: intake ▸ engine ▸ stream or body
+    /tokenize  /detokenize  /tokenizer_info    the tokenizer by itself
+    /v1/models  /v1/models/{id}
+    /health  /ready  /metrics                  alive · will accept work · Prometheus
+
+Reading `create_app` is reading how the parts are put together; nothing else in `node/` builds one.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from kvota.core.clock import Clock
+from kvota.core.errors import KvotaError, Refusal, Refused
+from kvota.core.request import Request
+from kvota.node.arrival import Arrivals
+from kvota.node.exchange import Exchange
+from kvota.node.generating import Edge, GeneratingEndpoint
+from kvota.node.intake import Intake
+from kvota.node.ports import RecordRequest, RenderMetrics, Runner, RunnerState
+from kvota.node.problems import ErrorPages, error_headers, error_response
+from kvota.node.served import ServedModel
+from kvota.node.settings import HttpSettings
+from kvota.node.texts import Texts
+from kvota.node.workbench import Workbench
+from kvota.wire.decode import BodyDecoder
+from kvota.wire.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvota.wire.responses import ModelCard, ModelList
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def create_app(
+    *,
+    served: Callable[[], ServedModel],
+    runner: Runner,
+    settings: HttpSettings,
+    clock: Clock,
+    record: RecordRequest,
+    render_metrics: RenderMetrics,
+    chance: Random,
+    unix_time: Callable[[], float] = time.time,
+    lane_of: Callable[[Request], str] = lambda _: "short",
+) -> Starlette:
+    """The application of one node.
+
+    `served` gives the model, or raises Refused while it loads. `record` is called exactly once
+    for each request to a generating path, whatever becomes of it.
+    """
+    bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
+    intake = Intake(served, settings, bench, chance)
+    texts = Texts(intake, settings, bench)
+    edge = Edge(
+        runner=runner,
+        settings=settings,
+        clock=clock,
+        chance=chance,
+        arrivals=Arrivals(settings, clock, unix_time, chance),
+        record=record,
+        lane_of=lane_of,
+    )
+    chat = GeneratingEndpoint("chat.completions", ChatRequest, intake.chat, edge)
+    completions = GeneratingEndpoint("completions", CompletionRequest, intake.completion, edge)
+    tokenize = JsonEndpoint(TokenizeRequest, texts.tokenize, edge)
+    detokenize = JsonEndpoint(DetokenizeRequest, texts.detokenize, edge)
+    about = About(served, runner, clock, render_metrics)
+    pages = ErrorPages(chance)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/tokenizer_info", about.tokenizer_info, methods=["GET"]),
+            Route("/v1/models", about.models, methods=["GET"]),
+            Route("/v1/models/{id:path}", about.model, methods=["GET"]),
+            Route("/health", about.health, methods=["GET"]),
+            Route("/ready", about.ready, methods=["GET"]),
+            Route("/metrics", about.metrics, methods=["GET"]),
+        ],
+        middleware=_middleware(settings),
+        exception_handlers={
+            HTTPException: pages.http,
+            KvotaError: pages.known,
+            Exception: pages.crash,
+        },
+        lifespan=_closing(bench),
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class JsonEndpoint(Generic[T]):
+    """An ASGI application for one path: a JSON body in, a JSON body out, no engine."""
+
+    def __init__(
+        self, kind: type[T], answer: Callable[[T], Awaitable[msgspec.Struct]], edge: Edge
+    ) -> None:
+        self._decoder = BodyDecoder(kind)
+        self._answer = answer
+        self._edge = edge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._edge.settings)
+        try:
+            body = self._decoder.decode(await exchange.body())
+            await exchange.respond(200, await self._answer(body))
+        except KvotaError as error:
+            if not exchange.is_gone:
+                headers = error_headers(error, self._edge.chance)
+                await exchange.respond(error.status, error_response(error), headers)
+
+
+class About:
+    """What a node says of itself, without work for the engine."""
+
+    def __init__(
+        self, served: Callable[[], ServedModel], runner: Runner, clock: Clock,
+        render_metrics: RenderMetrics,
+    ) -> None:  # fmt: skip
+        self._served = served
+        self._runner = runner
+        self._clock = clock
+        self._render_metrics = render_metrics
+
+    async def models(self, request: HttpRequest) -> Response:
+        model = self._served()
+        cards = [_card(model, name) for name in (model.name, *model.aliases)]
+        return _json(ModelList(data=cards))
+
+    async def model(self, request: HttpRequest) -> Response:
+        model = self._served()
+        name: str = request.path_params["id"]
+        model.require(name)
+        return _json(_card(model, name))
+
+    async def tokenizer_info(self, request: HttpRequest) -> Response:
+        return _json(self._served().tokenizer.describe())
+
+    async def health(self, request: HttpRequest) -> Response:
+        """The process is alive; says nothing else on purpose."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: HttpRequest) -> Response:
+        """Whether new work would be accepted. Raises Refused with the reason."""
+        state = self._runner.state
+        if state is RunnerState.DRAINING:
+            raise Refused(Refusal.DRAINING, "The server is shutting down.", retry_after_s=30.0)
+        if state is not RunnerState.RUNNING:
+            raise Refused(
+                Refusal.ENGINE_RESTARTING, f"The engine is {state.value}.", retry_after_s=5.0
+            )
+        self._served()
+        if self._runner.is_stuck(self._clock.now()):
+            raise Refused(
+                Refusal.ENGINE_RESTARTING,
+                "Work waits and the engine makes no progress.",
+                retry_after_s=5.0,
+            )
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        return Response(
+            self._render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def _card(model: ServedModel, name: str) -> ModelCard:
+    return ModelCard(id=name, created=model.created, max_model_len=model.max_model_len)
+
+
+def _json(body: msgspec.Struct | Mapping[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _middleware(settings: HttpSettings) -> list[Middleware]:
+    """CORS only where the operator allows pages of other origins to call."""
+    if not settings.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=[
+                "retry-after",
+                "x-should-retry",
+                "x-kvota-request-id",
+                "x-kvota-queue-ms",
+                "x-kvota-cached-tokens",
+            ],
+        )
+    ]
+
+
+def _closing(bench: Workbench) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        bench.close()
+
+    return lifespan

@@ -1,0 +1,89 @@
+"""What a request's headers say, and what every request gets: an id and its deadlines."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import InvalidRequest
+from kvota.core.request import Band
+from kvota.node.settings import HttpSettings
+
+REQUEST_ID_LENGTH_MAX: Final = 128
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
+_DEADLINE: Final = "x-kvota-deadline-s"
+_PRIORITY: Final = "x-kvota-priority"
+_BANDS: Final = {b"interactive": Band.INTERACTIVE, b"batch": Band.BATCH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """When a request came, how long it may take, and what it is called. Clock seconds."""
+
+    id: str  # ours, unique, whatever the client says
+    client_id: str  # the client's, or ours: echoed and logged
+    arrived_s: float
+    queue_deadline_s: float
+    deadline_s: float
+    band: Band
+    created: int  # unix seconds
+
+
+class Arrivals:
+    """Makes Arrivals. `unix_time` gives wall-clock seconds."""
+
+    def __init__(
+        self, settings: HttpSettings, clock: Clock, unix_time: Callable[[], float], chance: Random
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._unix_time = unix_time
+        self._chance = chance
+
+    def new_id(self) -> str:
+        return f"{self._chance.getrandbits(96):024x}"
+
+    def make(self, id_: str, arrived_s: float, headers: Mapping[bytes, bytes]) -> Arrival:
+        """Raises InvalidRequest, with the header as `param`."""
+        limit_s = self._settings.request_timeout_s
+        deadline_s = arrived_s + min(limit_s, _deadline_s(headers) or limit_s)
+        return Arrival(
+            id=id_,
+            client_id=client_id(headers) or id_,
+            arrived_s=arrived_s,
+            queue_deadline_s=min(deadline_s, arrived_s + self._settings.queue_timeout_s),
+            deadline_s=deadline_s,
+            band=_band(headers),
+            created=int(self._unix_time()),
+        )
+
+
+def client_id(headers: Mapping[bytes, bytes]) -> str | None:
+    """The client's own request id, harmless and short; None when it gave none."""
+    safe = _UNSAFE.sub(b"", headers.get(b"x-request-id", b"")[: 4 * REQUEST_ID_LENGTH_MAX])
+    return safe[:REQUEST_ID_LENGTH_MAX].decode("ascii") or None
+
+
+def _deadline_s(headers: Mapping[bytes, bytes]) -> float | None:
+    given = headers.get(_DEADLINE.encode())
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(f"The header {_DEADLINE} must be seconds above 0.", param=_DEADLINE)
+    return seconds
+
+
+def _band(headers: Mapping[bytes, bytes]) -> Band:
+    given = headers.get(_PRIORITY.encode(), b"interactive").strip().lower()
+    if given not in _BANDS:
+        raise InvalidRequest(
+            f"The header {_PRIORITY} must be interactive or batch.", param=_PRIORITY
+        )
+    return _BANDS[given]

@@ -1,0 +1,62 @@
+"""How many tokens an answer may have: what was asked, if prompt and answer fit the model."""
+
+from dataclasses import dataclass
+
+from kvota.core.errors import ContextLengthExceeded, InvalidRequest, OutputTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBudget:
+    """`max_model_len` bounds prompt and answer together. Nothing is ever cut to fit.
+
+    The fields are the client's names of what may be at fault: "messages" and "max_tokens".
+    """
+
+    max_model_len: int
+    prompt_field: str
+    limit_field: str
+
+    def granted(
+        self, num_prompt: int, asked: int | None, minimum: int | None, default: int | None = None
+    ) -> int:
+        """The answer's limit. Nothing asked: `default`, or all that is left, whatever is less.
+
+        Raises InvalidRequest, ContextLengthExceeded or OutputTooLong with the true numbers.
+        """
+        left = self.max_model_len - num_prompt
+        if num_prompt == 0:
+            raise InvalidRequest(
+                f"`{self.prompt_field}` has no tokens; the model needs at least one.",
+                param=self.prompt_field,
+            )
+        if left < 1:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.max_model_len} tokens, and the "
+                f"{self.prompt_field} alone has {num_prompt}. Leave room for at least one token "
+                "of output.",
+                param=self.prompt_field,
+            )
+        if asked is not None:
+            self._check(num_prompt, asked)
+        limit = min(left, default or left) if asked is None else asked
+        if minimum and minimum > limit:
+            raise InvalidRequest(
+                f"`min_tokens` is {minimum}, more than the {limit} tokens the answer may have.",
+                param="min_tokens",
+            )
+        return limit
+
+    def _check(self, num_prompt: int, asked: int) -> None:
+        if asked > self.max_model_len:
+            raise OutputTooLong(
+                f"`{self.limit_field}` is {asked}; this model's maximum context length is "
+                f"{self.max_model_len} tokens, prompt included.",
+                param=self.limit_field,
+            )
+        if num_prompt + asked > self.max_model_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"you requested {num_prompt + asked} tokens ({num_prompt} in the "
+                f"{self.prompt_field}, {asked} in the answer). Shorten one of them.",
+                param=self.limit_field,
+            )

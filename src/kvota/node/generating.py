@@ -1,0 +1,257 @@
+"""The life of one generating request over HTTP, from its first byte to its record.
+
+read body ─▶ understand ─▶ submit ─▶ stream or collect ─▶ record (always, exactly once)
+   │             │            │            │
+   └─────────────┴────────────┴────────────┴──▶ an error is answered once, in one place
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from kvota.core.clock import Clock
+from kvota.core.errors import ClientClosed, KvotaError, Outcome
+from kvota.core.request import Delta, PromptRead, Request
+from kvota.node.answer import Chunk, coalesced, usage_of
+from kvota.node.arrival import Arrival, Arrivals, client_id
+from kvota.node.exchange import Exchange
+from kvota.node.generation import Generation
+from kvota.node.intake import Prepared
+from kvota.node.ports import RecordRequest, RequestRecord, Runner
+from kvota.node.problems import error_code, error_headers, error_response, outcome_of
+from kvota.node.settings import HttpSettings
+from kvota.wire import sse
+from kvota.wire.decode import BodyDecoder
+from kvota.wire.responses import Usage
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """What all endpoints of one process share."""
+
+    runner: Runner
+    settings: HttpSettings
+    clock: Clock
+    chance: Random
+    arrivals: Arrivals
+    record: RecordRequest
+    lane_of: Callable[[Request], str]
+
+
+class GeneratingEndpoint(Generic[T]):
+    """An ASGI application for one path. `prepare` turns a decoded body into engine requests."""
+
+    def __init__(
+        self, name: str, kind: type[T], prepare: Callable[[T, Arrival], Awaitable[Prepared]],
+        edge: Edge,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._decoder = BodyDecoder(kind)
+        self._prepare = prepare
+        self._edge = edge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        edge = self._edge
+        exchange = Exchange(scope, receive, send, edge.settings)
+        service = _Service(self._name, exchange, edge)
+        failure: BaseException | None = None
+        try:
+            await self._serve(exchange, service)
+        except KvotaError as error:
+            failure = error
+            await service.answer_failure(error)
+        except BaseException as error:  # noted for the record, handled by whoever runs us
+            failure = error
+            raise
+        finally:
+            edge.record(service.record(failure))
+
+    async def _serve(self, exchange: Exchange, service: "_Service") -> None:
+        edge = self._edge
+        arrival = edge.arrivals.make(service.id, service.arrived_s, exchange.request_headers)
+        content = await exchange.body()
+        async with beside(exchange.watch()):
+            prepared = await self._prepare(self._decoder.decode(content), arrival)
+            if exchange.is_gone:
+                raise ClientClosed("The client went away before its request was accepted.")
+            service.prepared = prepared
+            service.generation = generation = Generation.submit(edge.runner, prepared.requests)
+            exchange.on_gone = generation.cancel
+            try:
+                if not prepared.is_stream:
+                    await service.collect(prepared, generation)
+                    return
+                async with beside(exchange.keep_alive()):
+                    await service.stream(prepared, generation)
+            finally:
+                generation.cancel()  # for the case that we ourselves are being cancelled
+
+
+class _Service:
+    """Serves one request and remembers what its record needs."""
+
+    def __init__(self, endpoint: str, exchange: Exchange, edge: Edge) -> None:
+        self._endpoint = endpoint
+        self._exchange = exchange
+        self._edge = edge
+        self.arrived_s = edge.clock.now()
+        self.id = edge.arrivals.new_id()
+        self._client_id = client_id(exchange.request_headers) or self.id
+        self.prepared: Prepared | None = None
+        self.generation: Generation | None = None
+        exchange.headers.append((b"x-kvota-request-id", self._client_id.encode()))
+
+    async def collect(self, prepared: Prepared, generation: Generation) -> None:
+        """Wait for the whole answer, then send it."""
+        answer = prepared.answer
+        chunks: list[Chunk] = []
+        async for index, events in generation.events():
+            for event in events:
+                chunks.extend(answer.chunks(index, event))
+        tally = generation.tally
+        body = answer.completed(chunks, self._usage(prepared, generation))
+        headers = [
+            (b"x-kvota-cached-tokens", b"%d" % tally.cached_tokens),
+            (b"x-kvota-queue-ms", b"%d" % round(1000 * (tally.queued_s or 0.0))),
+        ]
+        await self._exchange.respond(200, body, headers)
+
+    async def stream(self, prepared: Prepared, generation: Generation) -> None:
+        """Send what there is as it comes: one write for all events of a step.
+
+        Nothing goes out before the first token, so that a failure until then is an HTTP error;
+        only a heartbeat opens the stream earlier.
+        """
+        exchange, answer = self._exchange, prepared.answer
+        buffer, meter = sse.EventBuffer(), _Meter(prepared)
+        has_begun = False
+        for chunk in answer.opening():
+            meter.stamp(chunk)
+            buffer.add(chunk)
+        async for index, events in generation.events():
+            for event in coalesced(events):
+                meter.see(event)
+                for chunk in answer.chunks(index, event):
+                    meter.stamp(chunk)
+                    buffer.add(chunk)
+            if not has_begun and any(isinstance(event, Delta) for event in events):
+                has_begun = True
+                cached = (b"x-kvota-cached-tokens", b"%d" % meter.cached_tokens)
+                exchange.headers.append(cached)
+            if has_begun and buffer:
+                with suppress(ClientClosed):  # on_gone has cancelled; read on to the end
+                    await exchange.write(buffer.take())
+        if prepared.wants_usage:
+            buffer.add(answer.usage_chunk(self._usage(prepared, generation)))
+        buffer.add_done()
+        await exchange.write(buffer.take(), last=True)
+
+    async def answer_failure(self, error: KvotaError) -> None:
+        """Say what went wrong, in whatever way is still possible."""
+        exchange = self._exchange
+        if exchange.is_gone:
+            return
+        body = error_response(error)
+        with suppress(ClientClosed):
+            if exchange.is_started:
+                event = sse.EventBuffer()
+                event.add(body)
+                await exchange.write(event.take(), last=True)
+            else:
+                await exchange.respond(error.status, body, error_headers(error, self._edge.chance))
+
+    def record(self, failure: BaseException | None) -> RequestRecord:
+        """What is kept of the request once it is over."""
+        prepared, generation = self.prepared, self.generation
+        tally = generation.tally if generation else None
+        status, code, outcome = _ending(failure, generation)
+        return RequestRecord(
+            request_id=self._client_id,
+            endpoint=self._endpoint,
+            model=prepared.model if prepared else "unknown",
+            lane=self._lane(),
+            outcome=outcome,
+            status=status,
+            code=code,
+            streamed=prepared.is_stream if prepared else False,
+            num_choices=prepared.num_choices if prepared else 0,
+            prompt_tokens=tally.prompt_tokens if tally else 0,
+            cached_tokens=tally.cached_tokens if tally else 0,
+            output_tokens=tally.output_tokens if tally else 0,
+            num_preemptions=tally.num_preemptions if tally else 0,
+            queued_s=tally.queued_s if tally else None,
+            first_token_s=tally.first_token_s if tally else None,
+            time_per_output_token_s=tally.time_per_output_token_s if tally else None,
+            total_s=self._edge.clock.now() - self.arrived_s,
+        )
+
+    def _lane(self) -> str:
+        if self.prepared is None:
+            return "unknown"
+        return self._edge.lane_of(max(self.prepared.requests, key=lambda r: len(r.prompt)))
+
+    def _usage(self, prepared: Prepared, generation: Generation) -> Usage:
+        tally = generation.tally
+        output = tally.output_tokens if prepared.has_output else 0
+        return usage_of(prepared.prompt_tokens, tally.cached_tokens, output)
+
+
+class _Meter:
+    """Counts tokens as they pass, for streams that want usage on the way."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self.cached_tokens = 0
+        self._output_tokens = 0
+
+    def see(self, event: PromptRead | Delta) -> None:
+        if isinstance(event, PromptRead):
+            self.cached_tokens += event.cached_tokens
+        elif self._prepared.has_output:
+            self._output_tokens += len(event.token_ids)
+
+    def stamp(self, chunk: Chunk) -> None:
+        """Without `include_usage` chunks have no such field; with it, null until the last one."""
+        if self._prepared.wants_running_usage:
+            chunk.usage = usage_of(
+                self._prepared.prompt_tokens, self.cached_tokens, self._output_tokens
+            )
+        elif self._prepared.wants_usage:
+            chunk.usage = None
+
+
+def _ending(
+    failure: BaseException | None, generation: Generation | None
+) -> tuple[int, str | None, Outcome]:
+    """HTTP status, error code and outcome."""
+    if failure is None:
+        return 200, None, Outcome.COMPLETED
+    if isinstance(failure, asyncio.CancelledError):
+        return 499, "shutdown", Outcome.SHUTDOWN
+    if isinstance(failure, ClientClosed):
+        return failure.status, failure.code, Outcome.CLIENT_CLOSED
+    if not isinstance(failure, KvotaError):
+        return KvotaError.status, KvotaError.code, Outcome.ENGINE_ERROR
+    outcome = outcome_of(failure)
+    if generation is not None and generation.outcome not in (None, Outcome.COMPLETED):
+        outcome = generation.outcome
+    return failure.status, error_code(failure), outcome
+
+
+@asynccontextmanager
+async def beside(companion: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `companion` as long as the block runs; an exception of its own ends with it."""
+    task = asyncio.create_task(companion)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

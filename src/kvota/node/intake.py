@@ -1,0 +1,264 @@
+"""From a decoded body to engine requests: names, token ids, limits, sampling.
+
+    body ─▶ checks ─▶ model known? ─▶ template ─▶ token ids ─▶ fits? ─▶ grammar ─▶ Request(s)
+
+Everything that can be refused is refused here, before the engine hears of it. Work that would
+hold up the event loop goes to the workbench.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvota.core.errors import InvalidRequest
+from kvota.core.request import Request, SamplingParams
+from kvota.node.answer import Answer, Heading
+from kvota.node.arrival import Arrival
+from kvota.node.budget import OutputBudget
+from kvota.node.chat_answer import ChatAnswer, ChatWish
+from kvota.node.completion_answer import CompletionAnswer, CompletionWish
+from kvota.node.logprobs import TokenNames
+from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
+from kvota.node.served import NewConstraint, ServedModel
+from kvota.node.settings import HttpSettings
+from kvota.node.tools import ToolPlan, plan_tools
+from kvota.node.workbench import Workbench
+from kvota.wire import checks
+from kvota.wire.messages import tool_use
+from kvota.wire.openai import ChatRequest, CompletionRequest, GenerationFields
+
+# Below this, dividing the logits by the temperature leaves only the most likely token anyway.
+TEMPERATURE_MIN = 1e-3
+COMPLETION_TOKENS_DEFAULT = 16  # as OpenAI and vLLM; chat may use all that is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An HTTP request, understood: what the engine does and how the answer is written."""
+
+    model: str  # the served name
+    requests: tuple[Request, ...]
+    answer: Answer
+    is_stream: bool
+    wants_usage: bool  # a usage chunk at the end of the stream
+    wants_running_usage: bool  # and usage so far on every chunk
+    has_output: bool = True  # False: only the echo is wanted, the sampled token does not count
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(request.prompt) for request in self.requests)
+
+    @property
+    def num_choices(self) -> int:
+        return sum(request.n for request in self.requests)
+
+
+class Intake:
+    """Prepares requests for one model. `served` may raise Refused while the model loads."""
+
+    def __init__(
+        self, served: Callable[[], ServedModel], settings: HttpSettings, bench: Workbench,
+        chance: Random,
+    ) -> None:  # fmt: skip
+        self._served = served
+        self._settings = settings
+        self._bench = bench
+        self._chance = chance
+
+    def model_for(self, name: str | None) -> ServedModel:
+        """The model if it answers to `name`; no name means the only model there is."""
+        model = self._served()
+        if name:
+            model.require(name)
+        return model
+
+    async def chat(self, body: ChatRequest, arrival: Arrival) -> Prepared:
+        checks.check_chat(body)
+        model = self.model_for(body.model)
+        tools = plan_tools(tool_use(body), checks.output_form(body), model)
+        prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        asked = (
+            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        )
+        budget = OutputBudget(model.max_model_len, prompt_field="messages", limit_field=field)
+        max_tokens = budget.granted(len(prompt), asked, body.min_tokens)
+        wanted = (body.top_logprobs or 0) if body.logprobs else None
+        request = self._request(
+            body, arrival, model, prompt, max_tokens,
+            sampling=self._sampling(body, model, wanted),
+            prompt_logprobs=body.prompt_logprobs,
+            new_constraint=await self._constraint(body, model, tools),
+        )  # fmt: skip
+        wish = ChatWish(
+            n=request.n,
+            logprobs=wanted is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+            new_splitter=tools.new_splitter if tools else None,
+        )
+        heading = Heading(id=f"chatcmpl-{arrival.id}", created=arrival.created, model=model.name)
+        answer = ChatAnswer(heading, wish, _names(model, body), prompt)
+        return _prepared(body, model, (request,), answer)
+
+    async def completion(self, body: CompletionRequest, arrival: Arrival) -> Prepared:
+        checks.check_completion(body)
+        model = self.model_for(body.model)
+        given = given_prompts(body, model)
+        prompts = given.ids or await encode_texts(
+            given.texts or [],
+            adds_special=body.add_special_tokens is not False,
+            model=model,
+            bench=self._bench,
+            settings=self._settings,
+        )
+        only_echo = body.max_tokens == 0
+        budget = OutputBudget(model.max_model_len, prompt_field="prompt", limit_field="max_tokens")
+        limits = [
+            budget.granted(
+                len(prompt),
+                1 if only_echo else body.max_tokens,
+                body.min_tokens,
+                default=COMPLETION_TOKENS_DEFAULT,
+            )
+            for prompt in prompts
+        ]
+        sampling = self._sampling(body, model, body.logprobs)
+        constraint = await self._constraint(body, model, None)
+        echoed = body.logprobs if body.echo else None
+        requests = tuple(
+            self._request(
+                body, arrival, model, prompt, max_tokens,
+                sampling=sampling,
+                prompt_logprobs=_larger(echoed, body.prompt_logprobs),
+                new_constraint=constraint,
+                index=index,
+            )
+            for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
+        )  # fmt: skip
+        wish = CompletionWish(
+            n=body.n or 1,
+            echo=bool(body.echo),
+            only_echo=only_echo,
+            logprobs=body.logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+        )
+        heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
+        names = _names(model, body)
+        texts = given.texts or [names.text(ids) for ids in prompts]
+        answer = CompletionAnswer(heading, wish, names, prompts, texts)
+        return _prepared(body, model, requests, answer, has_output=not only_echo)
+
+    def _request(
+        self, body: GenerationFields, arrival: Arrival, model: ServedModel, prompt: Sequence[int],
+        max_tokens: int, *, sampling: SamplingParams, prompt_logprobs: int | None,
+        new_constraint: NewConstraint | None, index: int = 0,
+    ) -> Request:  # fmt: skip
+        return Request(
+            id=f"{arrival.id}-{index}",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            arrived_s=arrival.arrived_s,
+            n=body.n or 1,
+            stop=checks.stop_strings(body),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            prompt_logprobs=prompt_logprobs,
+            cache_salt=body.cache_salt or "",
+            use_prefix_cache=body.use_prefix_cache is not False,
+            band=arrival.band,
+            queue_deadline_s=arrival.queue_deadline_s,
+            deadline_s=arrival.deadline_s,
+            new_constraint=new_constraint,
+            labels={"request_id": arrival.client_id},
+        )
+
+    def _sampling(
+        self, body: GenerationFields, model: ServedModel, logprobs: int | None
+    ) -> SamplingParams:
+        stop_ids = body.stop_token_ids or []
+        checks.check_token_ids(stop_ids, model.vocab_size, "stop_token_ids")
+        temperature = _or(body.temperature, 1.0)
+        seed = self._chance.getrandbits(63) if body.seed is None else body.seed % 2**64
+        return SamplingParams(
+            temperature=temperature if temperature >= TEMPERATURE_MIN else 0.0,
+            top_p=_or(body.top_p, 1.0),
+            top_k=body.top_k if body.top_k and body.top_k > 0 else None,
+            min_p=_or(body.min_p, 0.0),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            logit_bias=checks.logit_bias(body, model.vocab_size),
+            seed=seed,
+            min_tokens=body.min_tokens or 0,
+            stop_token_ids=frozenset(stop_ids)
+            | (frozenset() if body.ignore_eos else model.eos_ids),
+            logprobs=logprobs,
+        )
+
+    async def _constraint(
+        self, body: GenerationFields, model: ServedModel, tools: ToolPlan | None
+    ) -> NewConstraint | None:
+        """The grammar that the output must follow, compiled; None for free text."""
+        form = checks.output_form(body)
+        if tools is not None and tools.compile_forced is not None:
+            compile_it, param = tools.compile_forced, "tools"
+        elif form is not None:
+            compile_it, param = _compilation(form, model), form.param
+        else:
+            return None
+        return await self._bench.run(
+            compile_it,
+            limit_s=self._settings.grammar_timeout_s,
+            what="compiling what the output must follow",
+            param=param,
+        )
+
+
+def _compilation(form: checks.Form, model: ServedModel) -> Callable[[], NewConstraint]:
+    grammar = model.grammar
+    if grammar is None:
+        raise InvalidRequest(f"`{form.param}`: this model has no grammars.", param=form.param)
+    match form.kind:
+        case checks.FormKind.JSON_OBJECT:
+            return lambda: grammar.json_object(param=form.param)
+        case checks.FormKind.JSON_SCHEMA:
+            return lambda: grammar.json_schema(form.value, param=form.param)
+        case checks.FormKind.REGEX:
+            return lambda: grammar.regex(form.value, param=form.param)
+        case checks.FormKind.CHOICE:
+            return lambda: grammar.choice(form.value, param=form.param)
+        case checks.FormKind.GRAMMAR:
+            return lambda: grammar.grammar(form.value, param=form.param)
+
+
+def _prepared(
+    body: GenerationFields, model: ServedModel, requests: tuple[Request, ...], answer: Answer, *,
+    has_output: bool = True,
+) -> Prepared:  # fmt: skip
+    options = body.stream_options
+    return Prepared(
+        model=model.name,
+        requests=requests,
+        answer=answer,
+        is_stream=bool(body.stream),
+        wants_usage=bool(options and options.include_usage),
+        wants_running_usage=bool(
+            options and options.include_usage and options.continuous_usage_stats
+        ),
+        has_output=has_output,
+    )
+
+
+def _names(model: ServedModel, body: GenerationFields) -> TokenNames:
+    return TokenNames(model.tokenizer, hide_special=body.skip_special_tokens is not False)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _larger(first: int | None, second: int | None) -> int | None:
+    return max((k for k in (first, second) if k is not None), default=None)

@@ -1,0 +1,150 @@
+"""From what the client wrote to the token ids of each prompt."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvota.core.errors import InvalidRequest
+from kvota.node.served import ChatTemplate, ServedModel
+from kvota.node.settings import HttpSettings
+from kvota.node.tools import ToolPlan
+from kvota.node.workbench import Workbench
+from kvota.wire.checks import NUM_PROMPTS_MAX, check_token_ids
+from kvota.wire.messages import template_messages
+from kvota.wire.openai import ChatRequest, CompletionRequest
+
+T = TypeVar("T")
+
+
+class ChatPrompt:
+    """The messages of one chat request, ready to be rendered. Raises InvalidRequest at once."""
+
+    def __init__(self, model: ServedModel, body: ChatRequest, tools: ToolPlan | None) -> None:
+        if model.template is None:
+            raise InvalidRequest(
+                f"The model `{model.name}` has no chat template. Use /v1/completions instead.",
+                param="messages",
+            )
+        self._template: ChatTemplate = model.template
+        self._tokenizer = model.tokenizer
+        self._messages = template_messages(body.messages)
+        self._tools: Sequence[Mapping[str, Any]] | None = list(tools.tools) if tools else None
+        self._continues = bool(body.continue_final_message)
+        self._prompts_answer = body.add_generation_prompt is not False and not self._continues
+        self._adds_special = bool(body.add_special_tokens)
+        self._extra = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            self._extra.setdefault("reasoning_effort", body.reasoning_effort)
+
+    async def encode(self, bench: Workbench, settings: HttpSettings) -> list[int]:
+        """The prompt's token ids; the template is somebody's program, so it runs on the bench."""
+        return await bench.run(
+            self._ids,
+            limit_s=settings.prompt_timeout_s,
+            what="rendering and tokenizing the messages",
+            param="messages",
+        )
+
+    def _ids(self) -> list[int]:
+        text = self.text()
+        return self._tokenizer.encode(text, add_special_tokens=self._adds_special)
+
+    def text(self) -> str:
+        rendered = _blaming(
+            "messages",
+            lambda: self._template.render(
+                self._messages,
+                tools=self._tools,
+                add_generation_prompt=self._prompts_answer,
+                extra=self._extra,
+            ),
+        )
+        return self._cut_after_final_message(rendered) if self._continues else rendered
+
+    def _cut_after_final_message(self, rendered: str) -> str:
+        """Without what the template writes after the last message, so that it can go on."""
+        final = self._messages[-1]["content"].strip()
+        end = rendered.rfind(final)
+        if not final or end < 0:
+            raise InvalidRequest(
+                "`continue_final_message` needs a last message whose text the template keeps.",
+                param="continue_final_message",
+            )
+        return rendered[: end + len(final)]
+
+
+async def encode_texts(
+    texts: Sequence[str], *, adds_special: bool, model: ServedModel, bench: Workbench,
+    settings: HttpSettings,
+) -> list[list[int]]:  # fmt: skip
+    """The token ids of every text; long ones are tokenized on the bench."""
+
+    def encode_all() -> list[list[int]]:
+        encode = model.tokenizer.encode
+        return [encode(text, add_special_tokens=adds_special) for text in texts]
+
+    if sum(map(len, texts)) <= settings.inline_characters_max:
+        return _blaming("prompt", encode_all)
+    return await bench.run(
+        lambda: _blaming("prompt", encode_all),
+        limit_s=settings.prompt_timeout_s,
+        what="tokenizing the prompt",
+        param="prompt",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompts:
+    """The prompts of a completions request: either `texts` or `ids`, the other one is None."""
+
+    texts: list[str] | None
+    ids: list[list[int]] | None
+
+
+def given_prompts(body: CompletionRequest, model: ServedModel) -> GivenPrompts:
+    """What `prompt` holds. Raises InvalidRequest naming `prompt`."""
+    prompts = _separated(body.prompt)
+    num_choices = len(prompts) * (body.n or 1)
+    if num_choices > NUM_PROMPTS_MAX:
+        raise InvalidRequest(
+            f"`prompt` and `n` ask for {num_choices} answers at once; the limit is "
+            f"{NUM_PROMPTS_MAX}.",
+            param="prompt",
+        )
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return GivenPrompts(texts, None)
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for index, prompt in enumerate(ids):
+        check_token_ids(prompt, model.vocab_size, f"prompt[{index}]" if len(ids) > 1 else "prompt")
+    return GivenPrompts(None, ids)
+
+
+def _separated(prompt: str | list[Any] | None) -> list[str] | list[list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("`prompt` is missing or empty.", param="prompt")
+    if all(type(token) is int for token in prompt):
+        return [prompt]
+    if all(isinstance(text, str) for text in prompt) or all(map(_is_token_list, prompt)):
+        return prompt
+    raise InvalidRequest(
+        "`prompt` must be a string, a list of strings, a list of token ids, or a list of such "
+        "lists, none of them empty.",
+        param="prompt",
+    )
+
+
+def _is_token_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def _blaming(param: str, work: Callable[[], T]) -> T:
+    """The work's result; an InvalidRequest that names no field gets this one."""
+    try:
+        return work()
+    except InvalidRequest as error:
+        if error.param is None:
+            error.param = param
+        raise

@@ -1,0 +1,51 @@
+"""/tokenize and /detokenize: the tokenizer by itself, in vLLM's form."""
+
+from kvota.core.errors import InvalidRequest
+from kvota.node.intake import Intake
+from kvota.node.prompts import ChatPrompt, encode_texts
+from kvota.node.served import ServedModel
+from kvota.node.settings import HttpSettings
+from kvota.node.tools import plan_tools
+from kvota.node.workbench import Workbench
+from kvota.wire.checks import check_token_ids
+from kvota.wire.messages import tool_use
+from kvota.wire.openai import DetokenizeRequest, TokenizeRequest
+from kvota.wire.responses import Detokenized, Tokenized
+
+
+class Texts:
+    """Both directions; nothing of it reaches the engine."""
+
+    def __init__(self, intake: Intake, settings: HttpSettings, bench: Workbench) -> None:
+        self._intake = intake
+        self._settings = settings
+        self._bench = bench
+
+    async def tokenize(self, body: TokenizeRequest) -> Tokenized:
+        """The ids of `prompt`, or of `messages` as chat would read them."""
+        model = self._intake.model_for(body.model)
+        ids = await self._ids(body, model)
+        names = [model.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
+        return Tokenized(
+            count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=names
+        )
+
+    async def detokenize(self, body: DetokenizeRequest) -> Detokenized:
+        model = self._intake.model_for(body.model)
+        if body.tokens is None:
+            raise InvalidRequest("`tokens` is missing.", param="tokens")
+        check_token_ids(body.tokens, model.vocab_size, "tokens")
+        return Detokenized(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+    async def _ids(self, body: TokenizeRequest, model: ServedModel) -> list[int]:
+        if body.prompt is None:
+            if body.messages is None:
+                raise InvalidRequest("`prompt` or `messages` is missing.", param="prompt")
+            prompt = ChatPrompt(model, body, plan_tools(tool_use(body), None, model))
+            return await prompt.encode(self._bench, self._settings)
+        adds_special = body.add_special_tokens is not False
+        [ids] = await encode_texts(
+            [body.prompt], adds_special=adds_special, model=model,
+            bench=self._bench, settings=self._settings,
+        )  # fmt: skip
+        return ids
