@@ -1,0 +1,63 @@
+"""How much allocated KV memory holds nothing, on the lengths of real conversations.
+
+The real scheduler and KV cache run the whole sample, 64 sequences at once, over a model that does
+nothing. Waste is block slots without a token's KV, over all block slots in use: the unfilled ends
+of last blocks, and blocks of prompts that are still being read.
+
+    python -m bench.waste
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.null_engine import null_engine
+from bench.workload import prompts
+from kvota.scheduler.budget import SchedulerLimits
+
+LENGTHS = Path(__file__).parent / "azure_conv_2023_lengths.csv"
+NUM_BLOCKS = 4096  # 131,072 tokens
+SAMPLE_EVERY_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    num_requests: int
+    mean_tokens: float
+    share: float
+
+    def line(self) -> str:
+        return (
+            f"KV waste over {self.num_requests:,} Azure conversations "
+            f"(mean {self.mean_tokens:,.0f} tokens): {self.share:.2%}"
+        )
+
+
+def lengths(limit: int | None = None) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of the sample's requests; all of them, or the first `limit`."""
+    with LENGTHS.open() as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        pairs = [(int(row["context_tokens"]), int(row["generated_tokens"])) for row in rows]
+    return pairs[:limit]
+
+
+def waste(limit: int | None = None) -> Waste:
+    """Run the sample to its end and average over time, weighted by the slots in use."""
+    requests = lengths(limit)
+    null = null_engine(NUM_BLOCKS, SchedulerLimits())
+    for number, (num_prompt, num_output) in enumerate(requests):
+        (prompt,) = prompts(1, num_prompt, 40_000, seed=number)
+        null.submit(prompt, num_output)
+    num_slots = num_tokens = step = 0
+    while null.engine.step():
+        step += 1
+        if step % SAMPLE_EVERY_STEPS == 0:
+            now = null.cache.occupancy()
+            num_slots += now.num_slots
+            num_tokens += now.num_tokens
+    mean_tokens = sum(map(sum, requests)) / len(requests)
+    return Waste(len(requests), mean_tokens, 1 - num_tokens / num_slots)
+
+
+if __name__ == "__main__":
+    print(waste().line())

@@ -1,0 +1,99 @@
+"""The load generator reads a stream the same however its bytes arrive."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.client import (
+    Answer,
+    BenchFailed,
+    Dechunker,
+    complete,
+    complete_together,
+    completion_body,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 3,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
+EVENTS = [
+    b": queued position=1 eta_s=1\n\n",
+    b'data: {"choices":[{"text":"a"}]}\n\n',
+    b'data: {"choices":[{"text":"b"}]}\n\n',
+    b'data: {"choices":[],' + json.dumps({"usage": USAGE}, separators=(",", ":"))[1:].encode(),
+    b"\n\n",
+    b"data: [DONE]\n\n",
+]
+
+
+def chunked(parts: Sequence[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    cuts=st.lists(st.integers(0, 300), max_size=12),
+)
+def test_chunks_are_joined_wherever_the_reads_cut(parts: list[bytes], cuts: list[int]) -> None:
+    wire = chunked(parts)
+    bounds = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
+    reader = Dechunker()
+    body = b"".join(reader.feed(wire[a:b]) for a, b in pairwise(bounds))
+    assert body == b"".join(parts)
+
+
+async def answered(writes: Sequence[bytes], num_requests: int = 1) -> list[Answer]:
+    """What the client makes of a server that answers every request with these writes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        for write in writes:
+            writer.write(write)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        body = completion_body("m", [1, 2], 3)
+        return await complete_together(port, [body] * num_requests)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_an_answer_has_its_tokens_from_the_usage(size: int) -> None:
+    wire = HEAD + chunked(EVENTS)
+    pieces = [wire[i : i + size] for i in range(0, len(wire), size)]
+    for answer in await answered(pieces, num_requests=3):
+        assert answer.num_tokens == 3
+        assert answer.num_prompt_tokens == 5
+        assert answer.num_cached_tokens == 2
+        assert answer.sent_s < answer.first_s <= answer.last_s
+
+
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n{\"error\": \"full\"}", "full"),
+        (HEAD + chunked(EVENTS[:2]), "no whole stream"),
+        (b"", "no whole stream"),
+    ],
+)  # fmt: skip
+async def test_anything_else_than_a_whole_stream_is_an_error(wire: bytes, message: str) -> None:
+    with pytest.raises(BenchFailed, match=message):
+        await answered([wire])
+
+
+async def test_a_refused_connection_is_an_error() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        await complete(1, b"{}")

@@ -1,0 +1,43 @@
+"""The rows of the benchmark that need no server run, and say what they should."""
+
+import statistics
+
+import pytest
+
+from bench.bookkeeping import bookkeeping
+from bench.speed import table
+from bench.throughput import Rates
+from bench.waste import lengths, waste
+from bench.workload import prompts
+
+
+def test_prompts_are_fixed_and_never_the_same_twice() -> None:
+    assert prompts(3, 64, 49_152, "a") == prompts(3, 64, 49_152, "a")
+    first_blocks = {tuple(p[:32]) for seed in range(20) for p in prompts(8, 64, 49_152, seed)}
+    assert len(first_blocks) == 160
+    assert {len(p) for p in prompts(3, 64, 49_152, "a")} == {64}
+
+
+def test_the_sample_of_lengths_is_like_the_whole_trace() -> None:
+    """The trace's own means are 1,155 and 211 tokens (19,366 requests)."""
+    pairs = lengths()
+    assert len(pairs) == 1211
+    assert statistics.mean(a for a, _ in pairs) == pytest.approx(1155, rel=0.05)
+    assert statistics.mean(b for _, b in pairs) == pytest.approx(211, rel=0.05)
+
+
+def test_waste_is_a_small_share_and_not_nothing() -> None:
+    assert 0.005 < waste(limit=60).share < 0.06
+
+
+def test_bookkeeping_counts_only_steps_in_which_all_decode() -> None:
+    found = bookkeeping(4, 10, num_steps=5)
+    assert (found.num_running, found.num_waiting) == (4, 10)
+    assert found.step_us > 0
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """A machine that halves its speed between rounds changes no ratio."""
+    rates = Rates(4, kvota=[100, 50, 90], genai=[50, 25, 60], first_token_ms=9, per_token_ms=2)
+    assert rates.ratio == 2.0
+    assert table([rates]).splitlines()[-1] == "| 4 | 90 | 50 | 2.00 | 9 ms | 2 ms |"
