@@ -28,6 +28,7 @@ SHELVES = "\n".join(
             *("nails", "screws", "bolts", "washers", "hinges", "brackets", "hooks", "chains"),
             *("ropes", "wires", "lamps", "fuses", "plugs", "cables", "pipes", "valves"),
             *("pumps", "filters", "seals", "belts", "gears", "springs", "bearings", "pulleys"),
+            *("rivets", "clamps", "levers", "casters"),
         ),
         start=1,
     )
