@@ -265,6 +265,7 @@ def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path, stored_as: str) -
         {"data_offsets": [0, 4]},
         {"data_offsets": [8, 0]},
         {"data_offsets": "x"},
+        {"data_offsets": [0, float("inf")]},
         {"data_offsets": [-4, 24572]},
         {"shape": [1, 1]},
         {"shape": [-96, -64]},

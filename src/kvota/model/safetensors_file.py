@@ -117,7 +117,7 @@ def _weight(path: Path, name: str, entry: Any, start: int, file_bytes: int) -> S
     try:
         stored_as, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError(f"{path}: the header's entry of {name} is damaged.") from None
     if start + end > file_bytes:
         raise ModelError(
