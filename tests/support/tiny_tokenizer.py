@@ -34,6 +34,13 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def token_bytes() -> list[bytes]:
+    """What each token adds to the text, by id; special tokens add nothing."""
+    byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    ordinary = [bytes(byte_of[letter] for letter in token) for token in list(_vocabulary()[0])[3:]]
+    return [b""] * len(SPECIAL_TOKENS) + ordinary
+
+
 def byte_ids(text: str) -> list[int]:
     """The ids of `text` spelled byte by byte, without any merge."""
     return [FIRST_BYTE_ID + byte for byte in text.encode()]

@@ -11,9 +11,12 @@ at most about a second of one thread and ends in InvalidRequest:
   thread whose stack is larger than the longest chain that fits the size limit needs;
 - the first mask is computed here too, so most grammars that are too complex are refused at once.
 
-JSON is written with at most one run of white space between tokens: nothing, one space, or a new
+JSON is written with at most one run of white space between tokens: nothing, one space, or one new
 line with up to 40 spaces of indentation, and none before or after the document. A model cannot
 fill its output with blanks, and may still write compact or indented text as it was taught.
+
+Where only one text can follow, llguidance allows the token with which the tokenizer itself would
+go on, not every token that fits: a model is asked for nothing that it never saw in training.
 
 A text that `max_tokens` cuts is not a sentence of the grammar; it ends with `length`.
 """
@@ -43,11 +46,19 @@ REGEX_BYTES_MAX = 32 * 1024
 CHOICES_BYTES_MAX = 64 * 1024
 RULES_MAX = 500  # the GBNF converter's time grows with their square
 MESSAGE_CHARS_MAX = 400
+# llguidance speaks to whoever embeds it; these say the same to whoever wrote the grammar.
+PLAIN_WORDS = {
+    "NoExtensionBias": "no text can match it.",
+    "oneOf constraints are not supported": (
+        "branches of `oneOf` may overlap. Use `anyOf`, or give every branch a type of its own or "
+        "a required property whose `const` or `enum` strings no other branch has."
+    ),
+}
 # 8 MB hold a chain of about 1,000 rules; 128 KiB of schema or 64 KiB of grammar about 6,500.
 COMPILE_STACK_BYTES = 256 * 1024 * 1024
-INITIAL_FUEL = 500_000  # half of llguidance's default: about half a second of automaton building
+INITIAL_FUEL = 250_000  # a quarter of the default: some 0.3 s of automaton building
 LEXER_STATES_MAX = 50_000  # of 1 to 2 kB each
-JSON_WHITESPACE = r"\x20|\n\x20{0,40}"
+JSON_WHITESPACE = r"\x20|\x20?\n\x20{0,40}"
 
 
 class GrammarCompiler:
@@ -167,7 +178,7 @@ class GrammarConstraint:
         if not self._matcher.is_error():
             _write_mask(self._matcher, row)
         if self._matcher.is_error():
-            raise GrammarBroken(_first_line(self._matcher.get_error()))
+            raise GrammarBroken(_sentence(self._matcher.get_error()))
 
     def accept(self, token: int) -> None:
         """Advance by `token`. Never raises."""
@@ -221,11 +232,14 @@ def _lark_from_gbnf(text: str, param: str) -> str:
 
 
 def _refused(kind: str, reason: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"The {kind} cannot be enforced: {_first_line(reason)}", param=param)
+    return InvalidRequest(f"The {kind} cannot be enforced: {_sentence(reason)}", param=param)
 
 
-def _first_line(message: str) -> str:
-    """llguidance's own sentence, without its state and its excerpt of the grammar."""
+def _sentence(message: str) -> str:
+    """What llguidance said, without its state and its excerpt of the grammar."""
+    for beginning, plain in PLAIN_WORDS.items():
+        if message.startswith(beginning):
+            return plain
     message = re.split(r"<non-verbose/>|<backtrace>|<state>|\n\s*\d+ \|", message)[0]
     message = " ".join(message.split())
     return message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "…"

@@ -21,7 +21,7 @@ from kvota.core.errors import InvalidRequest
 
 SCHEMA_BYTES_MAX = 128 * 1024
 SCHEMA_DEPTH_MAX = 100  # nested objects and arrays of the schema's text; serde_json stops at 128
-MULTIPLE_OF_STATES_MAX = 100_000  # about half a second to build
+MULTIPLE_OF_STATES_MAX = 50_000  # about half a second to build
 REF_HOPS_MAX = 10
 # Their values are data, not schemas: nothing inside is a keyword.
 LITERAL_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
