@@ -1,0 +1,241 @@
+"""Tells tool calls from content in the text of one answer, while it is written.
+
+Rules, the same for any split of the text into pieces:
+
+- No part of a marker is ever content, unless it turns out not to be one.
+- A call is announced when it is certain (`tool_call_object.py`), then its arguments follow as they
+  are written. The fragments of a call joined are its arguments exactly as the model wrote them,
+  and "{}" where it wrote none.
+- What looked like a call and is none becomes content, whole. A call that breaks off after it was
+  announced keeps what it has; what follows the break is content.
+- White space next to a call belongs to the format and is dropped before and behind it; between a
+  call and later content it stays.
+
+The engine must not hide the tokens of the markers: see `ToolFormat.visible_markers`.
+"""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from random import Random
+
+from kvota.model.json_scanner import JSON_SPACE
+from kvota.model.tool_call_object import CallObject
+from kvota.model.tool_format import ToolFormat
+
+ID_CHARS = string.ascii_letters + string.digits
+NUM_ID_CHARS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    index: int  # among the calls of this answer
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    index: int
+    json_fragment: str
+
+
+ToolCallEvent = ContentText | CallStarted | CallArguments
+
+
+def call_ids(random: Random) -> Callable[[], str]:
+    """A source of ids like OpenAI's: "call_" and 24 letters or digits."""
+    return lambda: "call_" + "".join(random.choices(ID_CHARS, k=NUM_ID_CHARS))
+
+
+class _Mode(Enum):
+    CONTENT = auto()
+    OPENING = auto()  # after a marker or separator, before the object
+    CALL = auto()
+    AFTER_CALL = auto()  # the object is complete; its closing mark may follow
+
+
+class ToolCallParser:
+    """One answer's text in, events out. `finish` once, at the end of the text."""
+
+    def __init__(self, format: ToolFormat, new_id: Callable[[], str]) -> None:
+        self._syntax = format.syntax
+        self._new_id = new_id
+        self._mode = _Mode.CONTENT
+        self._held = ""  # of a possible marker or call: content again if it is none
+        self._space = ""  # white space that is content only if content follows
+        self._call = CallObject()
+        self._is_announced = False
+        self._num_calls = 0
+        self._in_array = False
+        self._at_start = True  # of the answer: nothing but white space so far
+        self._behind_call = False  # nothing but white space since the last call
+        self._events = _Events()
+        self._steps: dict[_Mode, Callable[[str], None]] = {
+            _Mode.CONTENT: self._in_content,
+            _Mode.OPENING: self._in_opening,
+            _Mode.CALL: self._in_call,
+            _Mode.AFTER_CALL: self._after_call,
+        }
+
+    def push(self, text: str) -> list[ToolCallEvent]:
+        """What is certain now that `text` has arrived."""
+        for char in text:
+            self._step(char)
+        return self._events.take()
+
+    def finish(self) -> list[ToolCallEvent]:
+        """The rest. A call that is not announced by now is content."""
+        if self._mode is not _Mode.AFTER_CALL:
+            self._give_back()
+        if not self._behind_call:
+            self._events.add_content(self._space)
+        return self._events.take()
+
+    def _step(self, char: str) -> None:
+        self._steps[self._mode](char)
+
+    def _in_content(self, char: str) -> None:
+        held = self._held + char
+        if self._syntax.opening.startswith(held):
+            self._held = held
+            if held == self._syntax.opening:
+                self._mode = _Mode.OPENING
+        elif self._held:  # no marker after all, but one may begin further on
+            self._held = ""
+            self._add_content(held[0])
+            for later in held[1:]:
+                self._step(later)
+        elif char == "{" and self._at_start and self._syntax.may_start_bare:
+            self._begin_call()
+        else:
+            self._add_content(char)
+
+    def _in_opening(self, char: str) -> None:
+        if char == "{":
+            self._begin_call()
+        elif char in JSON_SPACE:
+            self._held += char
+        elif char == "[" and self._syntax.is_array and not self._in_array:
+            self._in_array = True
+            self._held += char
+        else:
+            self._break_off(char)
+
+    def _begin_call(self) -> None:
+        self._mode, self._call, self._is_announced = _Mode.CALL, CallObject(), False
+        self._in_call("{")
+
+    def _in_call(self, char: str) -> None:
+        if not self._call.accept(char):
+            self._break_off(char)
+            return
+        if not self._is_announced:
+            self._held += char
+            if not self._call.has_started:
+                return
+            self._announce()
+        self._events.add_arguments(self._num_calls - 1, self._call.drain())
+        if self._call.is_complete:
+            self._mode = _Mode.AFTER_CALL
+
+    def _announce(self) -> None:
+        assert self._call.name is not None
+        self._events.add(CallStarted(self._num_calls, self._new_id(), self._call.name))
+        self._num_calls += 1
+        self._held = self._space = ""
+        self._is_announced = self._behind_call = True
+        self._at_start = False
+
+    def _after_call(self, char: str) -> None:
+        held = self._held + char
+        closing = self._syntax.closing
+        if closing and closing.startswith(held):
+            self._held = held
+            if held == closing:
+                self._end_group()
+        elif self._held:
+            self._held, self._mode = "", _Mode.CONTENT
+            for later in held:
+                self._step(later)
+        else:
+            self._between_calls(char)
+
+    def _between_calls(self, char: str) -> None:
+        if char in JSON_SPACE:
+            self._space += char
+        elif char == "{" and not self._in_array:
+            self._begin_call()
+        elif char == self._syntax.separator:
+            self._mode, self._held = _Mode.OPENING, char
+        elif char == "]" and self._in_array:
+            self._end_group()
+        else:
+            self._break_off(char)
+
+    def _end_group(self) -> None:
+        self._mode, self._held, self._space = _Mode.CONTENT, "", ""
+        self._in_array = False
+
+    def _break_off(self, char: str) -> None:
+        self._give_back()
+        self._mode, self._in_array = _Mode.CONTENT, False
+        self._step(char)
+
+    def _give_back(self) -> None:
+        held, self._held = self._held, ""
+        for char in held:
+            self._add_content(char)
+
+    def _add_content(self, char: str) -> None:
+        if char in JSON_SPACE:
+            self._space += char
+            return
+        self._events.add_content(self._space + char)
+        self._space = ""
+        self._at_start = self._behind_call = False
+
+
+class _Events:
+    """Events in order; neighbours of one kind become one."""
+
+    def __init__(self) -> None:
+        self._events: list[ToolCallEvent] = []
+        self._pieces: list[str] = []
+        self._pieces_of: int | None = None  # a call's index, or content
+
+    def add(self, event: ToolCallEvent) -> None:
+        self._flush()
+        self._events.append(event)
+
+    def add_content(self, text: str) -> None:
+        self._add_piece(None, text)
+
+    def add_arguments(self, index: int, text: str) -> None:
+        self._add_piece(index, text)
+
+    def take(self) -> list[ToolCallEvent]:
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def _add_piece(self, owner: int | None, text: str) -> None:
+        if owner != self._pieces_of:
+            self._flush()
+            self._pieces_of = owner
+        if text:
+            self._pieces.append(text)
+
+    def _flush(self) -> None:
+        if not self._pieces:
+            return
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        owner = self._pieces_of
+        self._events.append(ContentText(text) if owner is None else CallArguments(owner, text))
