@@ -1,8 +1,7 @@
 """Messages and tools as clients send them, turned into what chat templates are written for.
 
-Templates know the roles system, user, assistant and tool, content as one string, and tool
-arguments as objects; clients also send developer and function, lists of parts, and arguments as
-a string of JSON.
+Templates know the roles system, user, assistant and tool, and content as one string; clients also
+send developer and function, and lists of parts.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from kvota.core.errors import InvalidRequest
-from kvota.wire.openai import ChatRequest, ContentPart, Message, Tool, ToolChoice
+from kvota.wire.openai import ChatRequest, ContentPart, Message, Tool, ToolCall, ToolChoice
 
 NUM_MESSAGES_MAX: Final = 4096
 NUM_TOOLS_MAX: Final = 128
@@ -95,20 +94,10 @@ def _part_text(part: ContentPart, where: str) -> str:
     return text
 
 
-def _template_call(call: Any) -> dict[str, Any]:
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        arguments = _parsed_arguments(arguments)
-    function = {"name": call.function.name, "arguments": arguments or {}}
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Arguments stay as the client wrote them: the template knows which form it reads."""
+    function = {"name": call.function.name, "arguments": call.function.arguments or {}}
     return {"id": call.id or "", "type": "function", "function": function}
-
-
-def _parsed_arguments(text: str) -> Any:
-    """The object that the JSON stands for; text that is no JSON stays as it is."""
-    try:
-        return msgspec.json.decode(text) if text.strip() else {}
-    except (msgspec.DecodeError, RecursionError):
-        return text
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
