@@ -11,8 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from kvota.core.errors import ModelError, UnsupportedModel
+from kvota.core.request import SamplingParams
+from kvota.model.architecture import RopeKind
+from kvota.model.source import open_source
 from tests.support.family_cases import family_cases, rope_cases
-from tests.support.model_runs import all_logits, exact_executor, generated
+from tests.support.model_runs import (
+    all_logits,
+    exact_executor,
+    generated,
+    logits_by_sequence,
+    whole_chunk,
+)
 from tests.support.reference import reference_logits
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import (
@@ -25,11 +36,6 @@ from tests.support.tiny_models import (
     tiny_ropes,
     write_safetensors,
 )
-
-from kvota.core.errors import ModelError, UnsupportedModel
-from kvota.core.request import SamplingParams
-from kvota.model.architecture import RopeKind
-from kvota.model.source import open_source
 
 TOLERANCE = 3e-4
 CASES = family_cases() | rope_cases()
@@ -94,6 +100,31 @@ def test_forty_greedy_tokens_are_the_references(family: str, tmp_path: Path) -> 
     assert tokens == logits.argmax(axis=1).tolist()
     best_two = np.sort(logits, axis=1)[:, -2:]
     assert np.diff(best_two).min() > TOLERANCE, "a near tie proves nothing: take another prompt"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_that_share_steps_compute_what_they_compute_alone(
+    family: str, tmp_path: Path
+) -> None:
+    """One reads its prompt in pieces while the other, begun earlier, already decodes."""
+    tiny = write_safetensors(tmp_path, family)
+    early, late = (fixed_tokens(70, tiny.architecture.vocab_size, seed=seed) for seed in (1, 2))
+    other_table = (1, 8, 4)
+    steps = [
+        [whole_chunk(early[:64])],
+        [
+            whole_chunk(early[64:65], 64),
+            whole_chunk(late[:33], sequence_id=1, table=other_table),
+        ],
+        [
+            whole_chunk(late[33:], 33, sequence_id=1, table=other_table),
+            whole_chunk(early[65:66], 65),
+        ],
+    ]
+    found = logits_by_sequence(exact_executor(tmp_path), steps)
+    for sequence_id, tokens in ((0, early[:66]), (1, late)):
+        expected = reference_logits(tiny.architecture, tiny.weights, tokens)
+        np.testing.assert_allclose(found[sequence_id], expected, atol=TOLERANCE)
 
 
 class TestTiedEmbeddings:

@@ -1,5 +1,6 @@
 """Run a model the way the engine would, one step after another, and keep what came out."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,12 +36,36 @@ def all_logits(
     executor: OpenVinoExecutor, tokens: Sequence[int], chunk_max: int
 ) -> npt.NDArray[np.float32]:
     """Logits `[len(tokens), vocab]` of one sequence, fed in chunks of at most `chunk_max`."""
-    rows = []
-    for start in range(0, len(tokens), chunk_max):
-        part = tokens[start : start + chunk_max]
-        chunk = Chunk(0, part, start, BLOCK_TABLE, prompt_logprobs=0, next_token=0)
-        rows.append(executor.logits([chunk]))
-    return np.concatenate(rows)
+    starts = range(0, len(tokens), chunk_max)
+    steps = [[whole_chunk(tokens[start : start + chunk_max], start)] for start in starts]
+    return logits_by_sequence(executor, steps)[0]
+
+
+def logits_by_sequence(
+    executor: OpenVinoExecutor, steps: Sequence[Sequence[Chunk]]
+) -> dict[int, npt.NDArray[np.float32]]:
+    """Run `steps` of chunks of several sequences; all logits of each sequence, in order.
+
+    Every chunk must ask for the logits of all its tokens, as `whole_chunk` makes them.
+    """
+    rows: dict[int, list[npt.NDArray[np.float32]]] = defaultdict(list)
+    for chunks in steps:
+        logits = executor.logits(chunks)
+        bounds = np.cumsum([len(chunk.token_ids) for chunk in chunks])[:-1]
+        for chunk, own in zip(chunks, np.split(logits, bounds), strict=True):
+            rows[chunk.sequence_id].append(own)
+    return {sequence_id: np.concatenate(parts) for sequence_id, parts in rows.items()}
+
+
+def whole_chunk(
+    tokens: Sequence[int],
+    start: int = 0,
+    *,
+    sequence_id: int = 0,
+    table: Sequence[int] = BLOCK_TABLE,
+) -> Chunk:
+    """A chunk that wants the logits after each of its tokens."""
+    return Chunk(sequence_id, tokens, start, table, prompt_logprobs=0, next_token=0)
 
 
 def generated(
