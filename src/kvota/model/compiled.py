@@ -38,6 +38,11 @@ class Compiled:
     num_threads: int
     bytes_per_block: int
 
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block."""
+        return BLOCK_SIZE
+
     def executor(self, num_blocks: int, sampler: TokenSampler) -> OpenVinoExecutor:
         """Allocate `num_blocks` KV blocks and make the executor over them."""
         request = self.compiled_model.create_infer_request()

@@ -138,6 +138,11 @@ class GrammarCompiler:
         lark = _lark_from_gbnf(text, param) if "::=" in text and not _is_lark(text) else text
         return self._compile("grammar", LLMatcher.grammar_from_lark(lark), param)
 
+    def tool_calls(self, lark: str, *, param: str) -> ConstraintFactory:
+        """A grammar of `tool_grammar.py`, whose schemas are bounded already."""
+        _check_text("tools", lark, 2 * GRAMMAR_BYTES_MAX, param)
+        return self._compile("tools", LLMatcher.grammar_from_lark(lark), param)
+
     def _compile(self, kind: str, grammar: str, param: str) -> ConstraintFactory:
         with ThreadPoolExecutor(max_workers=1) as pool:
             with self._stack_size:  # the size is a setting of the process, for threads to come

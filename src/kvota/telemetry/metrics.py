@@ -89,6 +89,7 @@ class Metrics:
         self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
         self._generated = _counter(registry, "generated_tokens", "Tokens sampled, as they come.")
         self._prefilled = _counter(registry, "prefill_tokens", "Prompt tokens computed.")
+        self._failures = _counter(registry, "step_failures", "Steps that the model runtime failed.")
         self._preemptions = _counter(
             registry, "preemptions", "Sequences set back to be recomputed."
         )
@@ -118,6 +119,10 @@ class Metrics:
             self._prefilled.inc(num_prefilled)
         if num_preemptions:
             self._preemptions.inc(num_preemptions)
+
+    def observe_failure(self) -> None:
+        """Record that the model runtime raised."""
+        self._failures.inc()
 
     def observe_request(self, request: FinishedRequest) -> None:
         """Record one ended request, whatever its outcome."""

@@ -1,0 +1,158 @@
+"""From a path to a model that can be run: tokenizer, template, graph, compiled weights.
+
+Cheap things that can be wrong come first, so that a missing tokenizer is told in a second and not
+after minutes of reading weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvota.core.errors import ConfigError
+from kvota.model.architecture import Architecture, Weight, WeightSource
+from kvota.model.compiled import Compiled, KvDtype, compile_model
+from kvota.model.gguf_source import read_gguf_metadata
+from kvota.model.grammar import GrammarCompiler
+from kvota.model.graph import build_graph
+from kvota.model.ir import load_ir
+from kvota.model.paged import PagedModel
+from kvota.model.source import ModelKind, kind_of, open_source
+from kvota.model.template import ChatTemplate
+from kvota.model.tokenizer import Tokenizer
+from kvota.model.tool_format import ToolFormat, tool_format
+from kvota.model.weights import WeightFormat
+
+Progress = Callable[[int, int], None]
+"""(weights read, weights in all)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, without its KV cache."""
+
+    compiled: Compiled
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    grammar: GrammarCompiler
+    weight_format: str  # for people
+    warnings: tuple[str, ...]
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        return tool_format(self.tokenizer.chat_template)
+
+    @property
+    def hidden_ids(self) -> frozenset[int]:
+        """Tokens that answers do not show: special ones, less those that mark a tool call."""
+        return self.tokenizer.hidden_ids(self.tool_format.visible_markers)
+
+    @property
+    def max_position(self) -> int:
+        return self.compiled.max_position
+
+    @property
+    def num_sampled(self) -> int:
+        """Ids below this may be sampled; the rest of the head's rows are padding."""
+        return min(self.tokenizer.vocab_size, self.compiled.vocab_size)
+
+
+def load_model(
+    path: Path,
+    *,
+    weights: str = "auto",
+    kv_dtype: str = "f16",
+    num_threads: int | None = None,
+    max_model_len: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> LoadedModel:
+    """Read, verify and compile the model at `path`.
+
+    Raises ModelError or UnsupportedModel naming the file and the tensor, and ConfigError for a
+    setting that this model cannot follow.
+    """
+    kind = kind_of(path)
+    tokenizer = _tokenizer(path, kind)
+    template = _template(tokenizer)
+    weight_format = WeightFormat(weights)
+    paged, label, warnings = _paged(path, kind, weight_format, max_model_len, progress)
+    if max_model_len is not None and max_model_len > paged.max_position:
+        raise ConfigError(
+            f"max_model_len is {max_model_len:,}, but {path} is made for at most "
+            f"{paged.max_position:,} tokens."
+        )
+    grammar = GrammarCompiler(
+        tokenizer.to_json(), paged.vocab_size, sorted(tokenizer.eos_ids) or [0]
+    )
+    compiled = compile_model(paged, kv_dtype=KvDtype(kv_dtype), num_threads=num_threads)
+    return LoadedModel(
+        compiled=compiled,
+        tokenizer=tokenizer,
+        template=template,
+        grammar=grammar,
+        weight_format=label,
+        warnings=warnings,
+    )
+
+
+def _tokenizer(path: Path, kind: ModelKind) -> Tokenizer:
+    if kind is ModelKind.GGUF:
+        return Tokenizer.from_gguf_metadata(read_gguf_metadata(path))
+    return Tokenizer.from_directory(path)
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    if tokenizer.chat_template is None:
+        return None
+    return ChatTemplate(
+        tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+    )
+
+
+def _paged(
+    path: Path,
+    kind: ModelKind,
+    weight_format: WeightFormat,
+    max_model_len: int | None,
+    progress: Progress,
+) -> tuple[PagedModel, str, tuple[str, ...]]:
+    if kind is ModelKind.OPENVINO_IR:
+        return load_ir(path, weight_format), "as exported", ()
+    source = open_source(path)
+    chosen = WeightFormat.INT8 if weight_format is WeightFormat.AUTO else weight_format
+    counted = _CountedSource(source, progress)
+    return build_graph(counted, chosen, context_len=max_model_len), chosen.value, source.warnings
+
+
+class _CountedSource:
+    """A source that tells how many of its weights have been read."""
+
+    def __init__(self, source: WeightSource, progress: Progress) -> None:
+        self._source = source
+        self.weights = _CountedWeights(source.weights, progress)
+
+    @property
+    def origin(self) -> str:
+        return self._source.origin
+
+    @property
+    def architecture(self) -> Architecture:
+        return self._source.architecture
+
+
+class _CountedWeights(Mapping[str, Weight]):
+    def __init__(self, weights: Mapping[str, Weight], progress: Progress) -> None:
+        self._weights = weights
+        self._progress = progress
+        self._seen: set[str] = set()
+
+    def __getitem__(self, name: str) -> Weight:
+        weight = self._weights[name]
+        self._seen.add(name)
+        self._progress(len(self._seen), len(self._weights))
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

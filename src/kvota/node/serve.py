@@ -1,0 +1,223 @@
+"""The composition root of `kvota serve`: reading it is reading how a node is put together.
+
+    bind ─▶ resolve ─▶ load ─▶ bill ─▶ engine ─▶ application ─▶ listen
+
+Whatever can be wrong is found before the last step, so a server that listens works.
+"""
+
+import asyncio
+import dataclasses
+import socket
+import sys
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from kvota.core.clock import Clock, SystemClock
+from kvota.core.plan import Executor
+from kvota.engine.engine import Engine
+from kvota.engine.mailbox import Mailbox
+from kvota.engine.text import Vocabulary
+from kvota.kv.cache import KVCache
+from kvota.model.catalog import resolve
+from kvota.model.load import LoadedModel, load_model
+from kvota.model.sampler import Sampler
+from kvota.node.app import create_app
+from kvota.node.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
+from kvota.node.options import EngineSettings, ModelSettings, ServerSettings
+from kvota.node.ports import RequestRecord
+from kvota.node.runner import EngineRunner
+from kvota.node.served import ServedModel
+from kvota.node.server import bind, serve
+from kvota.node.settings import HttpSettings
+from kvota.node.startup import Startup
+from kvota.node.tool_dialect import ToolDialect
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.scheduler import Scheduler
+from kvota.telemetry.log import Log, new_log
+from kvota.telemetry.metrics import Metrics
+
+LANE = "short"  # the only one until requests are priced at arrival
+
+
+def run(
+    model: ModelSettings, engine: EngineSettings, server: ServerSettings, cache_dir: Path
+) -> int:
+    """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
+    screen = Startup(Console(stderr=True, highlight=False))
+    taken = bind(server.host, server.port)
+    with screen.fetching() as fetching:
+        path = resolve(model.model, cache_dir, fetching)
+    before_bytes = resident_bytes()
+    with screen.loading() as loading:
+        loaded = load_model(
+            path,
+            weights=model.weights,
+            kv_dtype=model.kv_cache_dtype,
+            num_threads=model.threads,
+            max_model_len=model.max_model_len,
+            progress=loading,
+        )
+    bill = _bill(loaded, model, engine, weights_bytes=resident_bytes() - before_bytes)
+    served = _served(loaded, bill, model.served_name or _name_of(model.model, path), path)
+    screen.show_model(served.name, path, loaded)
+    screen.show_bill(bill)
+    screen.show_address(*taken.getsockname()[:2])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        executor = loaded.compiled.executor(
+            bill.num_blocks, Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
+        )
+        vocabulary = Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids)
+        return runner.run(_serve(served, executor, vocabulary, engine, server, taken))
+
+
+async def _serve(
+    served: ServedModel,
+    executor: Executor,
+    vocabulary: Vocabulary,
+    engine_settings: EngineSettings,
+    server: ServerSettings,
+    taken: socket.socket,
+) -> int:
+    clock, log, mailbox = SystemClock(), new_log(sys.stderr), Mailbox()
+    num_running_max = engine_settings.max_running_requests
+    runner = EngineRunner(
+        clock,
+        mailbox,
+        num_running_max=num_running_max,
+        capacity=num_running_max + server.max_waiting_queue,
+        stuck_after_s=server.stuck_after_s,
+        report_crash=lambda crash: log.critical("engine died", exc_info=crash),
+    )
+    metrics = Metrics(model=served.name, lane=LANE, gauges=lambda: engine.gauges)
+    engine = _engine(
+        served, executor, vocabulary, engine_settings, clock, mailbox, runner, metrics, log
+    )
+    app = create_app(
+        served=lambda: served,
+        runner=runner,
+        settings=_http_settings(server),
+        clock=clock,
+        record=_Records(metrics, log),
+        render_metrics=metrics.render,
+        chance=SystemRandom(),
+        lane_of=lambda _: LANE,
+    )
+    return await serve(app, taken, runner, engine, drain_timeout_s=server.drain_timeout_s)
+
+
+def _engine(
+    served: ServedModel,
+    executor: Executor,
+    vocabulary: Vocabulary,
+    settings: EngineSettings,
+    clock: Clock,
+    mailbox: Mailbox,
+    runner: EngineRunner,
+    metrics: Metrics,
+    log: Log,
+) -> Engine:
+    capacity = executor.capacity
+    limits = SchedulerLimits(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_running_requests=settings.max_running_requests,
+        long_prefill_share=settings.long_prefill_share,
+    )
+    cache = KVCache(capacity.num_blocks, capacity.block_size, namespace=served.name)
+    return Engine(
+        executor,
+        Scheduler(cache, limits),
+        vocabulary=vocabulary,
+        clock=clock,
+        mailbox=mailbox,
+        publish=runner.publish,
+        observer=_Steps(metrics, log),
+    )
+
+
+class _Steps:
+    """What the engine tells of its steps, into metrics and, when a step fails, into the log."""
+
+    def __init__(self, metrics: Metrics, log: Log) -> None:
+        self._log = log
+        self._metrics = metrics
+        self.observe_step = metrics.observe_step
+
+    def observe_failure(self, error: Exception) -> None:
+        self._metrics.observe_failure()
+        self._log.error("step failed", exc_info=error)
+
+
+class _Records:
+    """One log line and one set of observations for every request."""
+
+    def __init__(self, metrics: Metrics, log: Log) -> None:
+        self._metrics = metrics
+        self._log = log
+
+    def __call__(self, record: RequestRecord) -> None:
+        self._metrics.observe_request(record)
+        self._log.info("request", **_rounded(dataclasses.asdict(record)))
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    """Times to tenths of a millisecond; absent ones left out."""
+    return {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _served(loaded: LoadedModel, bill: MemoryBill, name: str, path: Path) -> ServedModel:
+    tokenizer = loaded.tokenizer
+    return ServedModel(
+        name=name,
+        created=int(path.stat().st_mtime),
+        max_model_len=bill.max_model_len,
+        vocab_size=loaded.num_sampled,
+        tokenizer=tokenizer,
+        eos_ids=tokenizer.eos_ids,
+        template=loaded.template,
+        grammar=loaded.grammar,
+        tooling=ToolDialect(loaded.tool_format, tokenizer, loaded.grammar, SystemRandom()),
+    )
+
+
+def _bill(
+    loaded: LoadedModel, model: ModelSettings, engine: EngineSettings, *, weights_bytes: int
+) -> MemoryBill:
+    limit_bytes, limit_from = memory_limit()
+    compiled = loaded.compiled
+    fixed = engine.kv_memory
+    return draw_bill(
+        limit_bytes=limit_bytes,
+        limit_from=limit_from,
+        used_bytes=resident_bytes(),
+        weights_bytes=max(0, weights_bytes),
+        kv_budget_ratio=engine.kv_budget_ratio,
+        kv_memory_bytes=parse_size(fixed, "kv_memory") if fixed is not None else None,
+        block_size=compiled.block_size,
+        bytes_per_block=compiled.bytes_per_block,
+        max_model_len=model.max_model_len or loaded.max_position,
+    )
+
+
+def _http_settings(server: ServerSettings) -> HttpSettings:
+    return HttpSettings(
+        max_body_bytes=server.max_body_bytes,
+        queue_timeout_s=server.queue_timeout_s,
+        request_timeout_s=server.request_timeout_s,
+        heartbeat_s=server.heartbeat_s,
+        cors_origins=server.cors_origins,
+    )
+
+
+def _name_of(model: str, path: Path) -> str:
+    """How clients call a model that was given no name: the known name, or the file's."""
+    if Path(model) == path or "/" in model:
+        return path.stem if path.is_file() else path.resolve().name
+    return model

@@ -1,0 +1,94 @@
+"""What an operator sees while a node starts: progress, the model, the memory bill, the address."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvota.model.load import LoadedModel
+from kvota.model.package_fetch import FetchStep
+from kvota.node.memory import MemoryBill
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Startup:
+    """Writes to one console. Without a terminal there are no bars, only finished lines."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def fetching(self) -> Iterator[Callable[[FetchStep], None]]:
+        """A bar for each stage of a download; nothing when there is nothing to download."""
+        with self._progress() as progress:
+            tasks: dict[str, int] = {}
+
+            def show(step: FetchStep) -> None:
+                if step.stage not in tasks:
+                    tasks[step.stage] = progress.add_task(step.stage, total=None)
+                progress.update(
+                    tasks[step.stage],  # type: ignore[arg-type]
+                    completed=step.done_bytes,
+                    total=step.total_bytes,
+                )
+
+            yield show
+
+    @contextmanager
+    def loading(self) -> Iterator[Callable[[int, int], None]]:
+        """A bar over the weights read."""
+        with self._progress() as progress:
+            task = progress.add_task("loading weights", total=None)
+
+            def show(num_read: int, num_all: int) -> None:
+                progress.update(task, completed=num_read, total=num_all)
+                if num_read == num_all:
+                    progress.update(task, description="compiling")
+
+            yield show
+
+    def show_model(self, name: str, path: Path, loaded: LoadedModel) -> None:
+        compiled = loaded.compiled
+        self._console.print(
+            f"[bold]{name}[/bold]  {path}\n"
+            f"weights {loaded.weight_format} · {compiled.num_threads} threads · "
+            f"context {loaded.max_position:,} tokens",
+            soft_wrap=True,
+        )
+        for warning in loaded.warnings:
+            self._console.print(f"[yellow]Note:[/yellow] {warning}", soft_wrap=True)
+
+    def show_bill(self, bill: MemoryBill) -> None:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(style="dim")
+        for line in bill.lines():
+            table.add_row(*line)
+        self._console.print(table)
+
+    def show_address(self, host: str, port: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        self._console.print(
+            f"Listening on [bold]http://{shown}:{port}[/bold]  (Ctrl-C drains and stops)"
+        )
+        if host not in _LOOPBACK:
+            self._console.print(
+                "[yellow]Note:[/yellow] this address is reachable from other machines, and this "
+                "version asks for no key.",
+                soft_wrap=True,
+            )
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
