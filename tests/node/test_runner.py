@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvota.core.clock import ManualClock
-from kvota.core.errors import Outcome, Refused
+from kvota.core.errors import InvalidRequest, Outcome, Refused
 from kvota.core.plan import Executor, StepPlan, StepResult
 from kvota.core.request import Delta, Ended, Event, Request, SamplingParams
 from kvota.engine.engine import Engine
@@ -137,6 +137,13 @@ async def test_beyond_its_capacity_it_refuses_with_a_computed_wait() -> None:
         await read(first)
         _, second = node.submit("c")
         assert ended(await read(second)).outcome is Outcome.COMPLETED
+
+
+async def test_more_choices_than_can_ever_run_are_the_clients_mistake() -> None:
+    async with running(GatedExecutor()) as node:
+        with pytest.raises(InvalidRequest, match="at most 8 choices"):
+            node.submit("a", n=9)
+        assert node.runner.num_open == 0
 
 
 async def test_draining_lets_running_requests_finish_and_refuses_new_ones() -> None:

@@ -49,7 +49,11 @@ class Runner(Protocol):
         """True when work waits and no step has ended for too long."""
 
     def submit(self, request: Request) -> RequestStream:
-        """Hand a request over. Raises `Refused` when draining, dead, or full at the door."""
+        """Hand a request over.
+
+        Raises `Refused` when draining, dead, or full at the door, and `InvalidRequest` for more
+        choices than could ever run at once.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

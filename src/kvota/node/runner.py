@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from kvota.core.clock import Clock
-from kvota.core.errors import BackendFailed, Outcome, Refusal, Refused
+from kvota.core.errors import BackendFailed, InvalidRequest, Outcome, Refusal, Refused
 from kvota.core.request import Ended, Event, Request
 from kvota.engine.mailbox import Cancel, Drain, Mailbox, Shutdown, Submit
 from kvota.node.ports import RequestStream, RunnerState
@@ -95,6 +95,12 @@ class EngineRunner:
     def submit(self, request: Request) -> RequestStream:
         if self._state is not RunnerState.RUNNING:
             raise self._unavailable()
+        if request.n > self._num_running_max:
+            raise InvalidRequest(
+                f"`n` is {request.n}; this server runs at most {self._num_running_max} choices "
+                "at once.",
+                param="n",
+            )
         if self._num_open + request.n > self._capacity:
             raise Refused(
                 Refusal.QUEUE_FULL,

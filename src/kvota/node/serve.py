@@ -7,14 +7,15 @@ Whatever can be wrong is found before the last step, so a server that listens wo
 
 import asyncio
 import dataclasses
-import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
 import uvloop
 from rich.console import Console
+from starlette.types import ASGIApp
 
 from kvota.core.clock import Clock, SystemClock
 from kvota.core.plan import Executor
@@ -70,72 +71,75 @@ def run(
         executor = loaded.compiled.executor(
             bill.num_blocks, Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
         )
-        vocabulary = Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids)
-        return runner.run(_serve(served, executor, vocabulary, engine, server, taken))
+        node = build_node(
+            served,
+            executor,
+            Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
+            engine,
+            server,
+            clock=SystemClock(),
+            log=new_log(sys.stderr),
+        )
+        return runner.run(
+            serve(node.app, taken, node.runner, node.engine, drain_timeout_s=server.drain_timeout_s)
+        )
 
 
-async def _serve(
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The parts of a node that is ready to run."""
+
+    app: ASGIApp
+    runner: EngineRunner
+    engine: Engine
+
+
+def build_node(
     served: ServedModel,
     executor: Executor,
     vocabulary: Vocabulary,
     engine_settings: EngineSettings,
-    server: ServerSettings,
-    taken: socket.socket,
-) -> int:
-    clock, log, mailbox = SystemClock(), new_log(sys.stderr), Mailbox()
+    server_settings: ServerSettings,
+    *,
+    clock: Clock,
+    log: Log,
+) -> Node:
+    """Put engine, thread border and application together. Starts nothing."""
+    mailbox = Mailbox()
     num_running_max = engine_settings.max_running_requests
     runner = EngineRunner(
         clock,
         mailbox,
         num_running_max=num_running_max,
-        capacity=num_running_max + server.max_waiting_queue,
-        stuck_after_s=server.stuck_after_s,
+        capacity=num_running_max + server_settings.max_waiting_queue,
+        stuck_after_s=server_settings.stuck_after_s,
         report_crash=lambda crash: log.critical("engine died", exc_info=crash),
     )
     metrics = Metrics(model=served.name, lane=LANE, gauges=lambda: engine.gauges)
-    engine = _engine(
-        served, executor, vocabulary, engine_settings, clock, mailbox, runner, metrics, log
-    )
-    app = create_app(
-        served=lambda: served,
-        runner=runner,
-        settings=_http_settings(server),
-        clock=clock,
-        record=_Records(metrics, log),
-        render_metrics=metrics.render,
-        chance=SystemRandom(),
-        lane_of=lambda _: LANE,
-    )
-    return await serve(app, taken, runner, engine, drain_timeout_s=server.drain_timeout_s)
-
-
-def _engine(
-    served: ServedModel,
-    executor: Executor,
-    vocabulary: Vocabulary,
-    settings: EngineSettings,
-    clock: Clock,
-    mailbox: Mailbox,
-    runner: EngineRunner,
-    metrics: Metrics,
-    log: Log,
-) -> Engine:
     capacity = executor.capacity
-    limits = SchedulerLimits(
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_running_requests=settings.max_running_requests,
-        long_prefill_share=settings.long_prefill_share,
-    )
-    cache = KVCache(capacity.num_blocks, capacity.block_size, namespace=served.name)
-    return Engine(
+    engine = Engine(
         executor,
-        Scheduler(cache, limits),
+        Scheduler(
+            KVCache(capacity.num_blocks, capacity.block_size, namespace=served.name),
+            _limits(engine_settings),
+        ),
         vocabulary=vocabulary,
         clock=clock,
         mailbox=mailbox,
         publish=runner.publish,
         observer=_Steps(metrics, log),
     )
+    app = create_app(
+        served=lambda: served,
+        runner=runner,
+        settings=_http_settings(server_settings),
+        clock=clock,
+        record=_Records(metrics, log),
+        render_metrics=metrics.render,
+        chance=SystemRandom(),
+        lane_of=lambda _: LANE,
+    )
+    return Node(app, runner, engine)
 
 
 class _Steps:
@@ -203,6 +207,14 @@ def _bill(
         block_size=compiled.block_size,
         bytes_per_block=compiled.bytes_per_block,
         max_model_len=model.max_model_len or loaded.max_position,
+    )
+
+
+def _limits(settings: EngineSettings) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_running_requests=settings.max_running_requests,
+        long_prefill_share=settings.long_prefill_share,
     )
 
 
