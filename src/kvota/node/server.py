@@ -54,7 +54,25 @@ async def serve(
     drain_timeout_s: float,
 ) -> int:
     """Run the engine and answer on `taken` until told to stop. Returns the exit status."""
-    server = _Server(
+    server = http_server(app)
+    stop = _stop_signals()
+    runner.start(engine)
+    listening = asyncio.create_task(server.serve(sockets=[taken]))
+    crashed = asyncio.create_task(runner.wait_ended())
+    told = asyncio.create_task(stop.wait())
+    await asyncio.wait({crashed, told, listening}, return_when=asyncio.FIRST_COMPLETED)
+    if told.done():
+        await _drain(runner, drain_timeout_s)
+    server.should_exit = True
+    await listening
+    for task in (crashed, told):
+        task.cancel()
+    return EXIT_ENGINE_DIED if runner.has_crashed else EXIT_OK
+
+
+def http_server(app: Any) -> uvicorn.Server:
+    """A server of `app` that leaves signals alone; `serve(sockets=[…])` runs it."""
+    return _Server(
         uvicorn.Config(
             app,
             http=BoundedConnection,
@@ -69,19 +87,6 @@ async def serve(
             backlog=1024,
         )
     )
-    stop = _stop_signals()
-    runner.start(engine)
-    listening = asyncio.create_task(server.serve(sockets=[taken]))
-    crashed = asyncio.create_task(runner.wait_ended())
-    told = asyncio.create_task(stop.wait())
-    await asyncio.wait({crashed, told, listening}, return_when=asyncio.FIRST_COMPLETED)
-    if told.done():
-        await _drain(runner, drain_timeout_s)
-    server.should_exit = True
-    await listening
-    for task in (crashed, told):
-        task.cancel()
-    return EXIT_ENGINE_DIED if runner.has_crashed else EXIT_OK
 
 
 class _Server(uvicorn.Server):
