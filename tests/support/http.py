@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from kvota.core.clock import ManualClock
-from kvota.core.errors import ClientClosed, KvotaError, Outcome, Refused
+from kvota.core.errors import ClientClosed, KvotaError, Outcome, Refusal, Refused
 from kvota.core.request import (
     Delta,
     Ended,
@@ -169,10 +169,19 @@ class ScriptedRunner:
         self.room: int | None = None  # requests accepted before `refusal` is raised
         self.streams: list[ScriptedStream] = []
         self._players: set[asyncio.Task[None]] = set()
+        self._submitted = asyncio.Event()
 
     @property
     def requests(self) -> list[Request]:
         return [stream.request for stream in self.streams]
+
+    async def submitted(self, num_requests: int = 1) -> list[ScriptedStream]:
+        """Wait until so many requests have been accepted."""
+        while len(self.streams) < num_requests:
+            self._submitted.clear()
+            async with asyncio.timeout(30):
+                await self._submitted.wait()
+        return self.streams
 
     def is_stuck(self, now: float) -> bool:
         return self.stuck
@@ -182,6 +191,7 @@ class ScriptedRunner:
             raise self.refusal
         stream = ScriptedStream(request)
         self.streams.append(stream)
+        self._submitted.set()
         if self.script is not None:
             player = asyncio.ensure_future(_play(stream, self.script(request)))
             self._players.add(player)
@@ -249,13 +259,23 @@ class Node:
 
 
 def make_node(
-    script: Script | None = None, *, served: ServedModel | None = None, **settings: Any
+    script: Script | None = None,
+    *,
+    served: ServedModel | None = None,
+    loading: bool = False,
+    **settings: Any,
 ) -> Node:
-    """A node on `tiny_served()` whose runner plays `script`."""
+    """A node on `tiny_served()` whose runner plays `script`; `loading`: its model never comes."""
     runner, clock, records = ScriptedRunner(script), ManualClock(100.0), list[RequestRecord]()
     model = served or tiny_served()
+
+    def when_loaded() -> ServedModel:
+        if loading:
+            raise Refused(Refusal.ENGINE_RESTARTING, "The model loads.", retry_after_s=5.0)
+        return model
+
     app = create_app(
-        served=lambda: model,
+        served=when_loaded,
         runner=runner,
         settings=HttpSettings(**settings),
         clock=clock,
@@ -314,11 +334,14 @@ class Reply:
 class Call:
     """One request under way."""
 
-    def __init__(self, app: ASGIApp, scope: Mapping[str, Any], body: Sequence[bytes]) -> None:
+    def __init__(
+        self, app: ASGIApp, scope: Mapping[str, Any], body: Sequence[bytes], *, is_whole: bool
+    ) -> None:
         self.reply = Reply()
         self.may_send = asyncio.Event()
         self.may_send.set()
         self._body = list(body)
+        self._is_whole = is_whole
         self._gone = asyncio.Event()
         self._changed = asyncio.Condition()
         self.task = asyncio.ensure_future(app(dict(scope), self._receive, self._send))
@@ -342,7 +365,8 @@ class Call:
     async def _receive(self) -> Message:
         if self._body:
             part = self._body.pop(0)
-            return {"type": "http.request", "body": part, "more_body": bool(self._body)}
+            more = bool(self._body) or not self._is_whole
+            return {"type": "http.request", "body": part, "more_body": more}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -373,9 +397,13 @@ class Caller:
         self._app = app
 
     def begin(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Call:
-        """Start a request. `body` is JSON to be, or bytes, or a list of byte parts."""
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
+        *, is_whole: bool = True,
+    ) -> Call:  # fmt: skip
+        """Start a request. `body` is JSON to be, or bytes, or a list of byte parts.
+
+        With `is_whole` False more of the body is announced and never comes.
+        """
         parts: list[bytes]
         if isinstance(body, list) and body and all(isinstance(part, bytes) for part in body):
             parts = body
@@ -400,7 +428,7 @@ class Caller:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),
         }
-        return Call(self._app, scope, parts)
+        return Call(self._app, scope, parts, is_whole=is_whole)
 
     async def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None

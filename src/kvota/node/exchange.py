@@ -22,6 +22,7 @@ from kvota.node.settings import HttpSettings
 from kvota.wire import sse
 
 _JSON: Final = (b"content-type", b"application/json")
+_Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
 
 
 class Exchange:
@@ -36,8 +37,9 @@ class Exchange:
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.headers: RawHeaders = []
         self.on_gone: Callable[[], None] = _nobody_asks
-        self.is_started = False
+        self.is_started = False  # an answer has been chosen: no other status is possible
         self.is_gone = False
+        self._is_open = False  # status and headers have been passed on
 
     # --- the request
 
@@ -93,14 +95,12 @@ class Exchange:
     # --- the response
 
     async def respond(self, status: int, body: msgspec.Struct, headers: Iterable[Any] = ()) -> None:
-        """Send a complete JSON answer."""
+        """Send a complete JSON answer. Raises ClientClosed when nobody takes it."""
         content = msgspec.json.encode(body)
         length = (b"content-length", b"%d" % len(content))
         fields = {name: (name, value) for name, value in (_JSON, *headers, length)}
         self.is_started = True
-        async with self._sending:
-            await self._start(status, list(fields.values()))
-            await self._deliver(content, more=False)
+        await self._deliver(content, more=False, opening=(status, fields.values()))
 
     async def write(self, content: bytes, *, last: bool = False) -> None:
         """Send a piece of a stream; the first one sends status 200 and the headers before it.
@@ -109,11 +109,8 @@ class Exchange:
         """
         if self.is_gone:
             raise ClientClosed("The client went away before its answer was complete.")
-        async with self._sending:
-            if not self.is_started:
-                self.is_started = True
-                await self._start(200, list(sse.HEADERS))
-            await self._deliver(content, more=not last)
+        self.is_started = True
+        await self._deliver(content, more=not last, opening=(200, sse.HEADERS))
         self._last_write_s = asyncio.get_running_loop().time()
 
     async def keep_alive(self) -> None:
@@ -131,18 +128,20 @@ class Exchange:
                 quiet_s = 0.0
             await asyncio.sleep(every_s - quiet_s)
 
-    async def _start(self, status: int, headers: RawHeaders) -> None:
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *self.headers],
-            }
-        )
-
-    async def _deliver(self, content: bytes, *, more: bool) -> None:
+    async def _deliver(self, content: bytes, *, more: bool, opening: _Opening) -> None:
+        """Pass it on in order, each piece whole; sends wait while the client does not read."""
         try:
-            async with asyncio.timeout(self._settings.send_timeout_s):
+            async with self._sending, asyncio.timeout(self._settings.send_timeout_s):
+                if not self._is_open:
+                    status, headers = opening
+                    await self._send(
+                        {
+                            "type": "http.response.start",
+                            "status": status,
+                            "headers": [*headers, *self.headers],
+                        }
+                    )
+                    self._is_open = True
                 await self._send({"type": "http.response.body", "body": content, "more_body": more})
         except TimeoutError:
             self._leave()
