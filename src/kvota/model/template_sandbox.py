@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 STEPS_MAX = 500_000
-CPU_S_MAX = 2.0
+CPU_S_MAX = 1.0
 CHARS_MAX = 16_000_000  # of the output, and of any text on the way; also items of a list
 EXPONENT_MAX = 64
 INDENT_MAX = 16

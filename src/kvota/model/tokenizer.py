@@ -75,7 +75,8 @@ class Tokenizer:
 
         `add_special_tokens` frames it as the model was trained (usually BOS); a rendered chat
         template brings its own frame and wants False. `allow_special=False` reads the text of
-        special tokens as plain text. Raises InvalidRequest for a text that is not Unicode.
+        special tokens as plain text. A byte that the vocabulary lacks is dropped, as Hugging Face
+        does. Raises InvalidRequest for a text that is not Unicode.
         """
         core = self._parts.core if allow_special else self._literal_core
         try:

@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from kvota.core.errors import ModelError
+from kvota.model.hf_tokenizer import read_hf_tokenizer
+from kvota.model.tokenizer_parts import TokenizerParts
+from tests.support.tiny_models import write_tokenizer
+from tests.support.tiny_tokenizer import ENDOFTEXT_ID, IM_END_ID, IM_START_ID, tiny_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def read_with(folder: Path, **config: Any) -> TokenizerParts:
+    edit(folder / "tokenizer_config.json", **config)
+    return read_hf_tokenizer(folder)
+
+
+def test_roles_come_from_the_configuration(folder: Path) -> None:
+    parts = read_hf_tokenizer(folder)
+    assert (parts.bos_id, parts.eos_id, parts.pad_id) == (IM_START_ID, IM_END_ID, None)
+    assert (parts.prefix, parts.suffix) == ((), ())
+
+
+def test_a_role_may_be_an_object_with_its_text(folder: Path) -> None:
+    parts = read_with(folder, pad_token={"content": "<|endoftext|>", "lstrip": False})
+    assert parts.pad_id == ENDOFTEXT_ID
+
+
+def test_a_role_that_no_token_has_is_absent(folder: Path) -> None:
+    assert read_with(folder, pad_token="<pad>").pad_id is None
+
+
+def test_roles_missing_from_the_configuration_come_from_the_map(folder: Path) -> None:
+    edit(folder / "special_tokens_map.json", eos_token="<|endoftext|>", bos_token="<|endoftext|>")
+    parts = read_with(folder, eos_token=None)
+    assert (parts.eos_id, parts.bos_id) == (ENDOFTEXT_ID, IM_START_ID)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [0, 2]}, {"eos_token_id": 5}, {0, 2}),
+        ({"eos_token_id": 0}, {}, {0, 2}),
+        ({"eos_token_id": None}, {"eos_token_id": 5}, {2, 5}),
+        ({}, {"eos_token_id": [5, 6]}, {2, 5, 6}),
+        ({}, {}, {2}),
+    ],
+)
+def test_every_id_that_ends_a_turn_is_collected(
+    folder: Path, generation: Any, config: Any, expected: set[int]
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_hf_tokenizer(folder).eos_ids == expected
+
+
+def test_a_missing_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        read_hf_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text('{"version": ')
+    with pytest.raises(ModelError, match=name):
+        read_hf_tokenizer(folder)
+
+
+def test_a_file_that_is_no_object_is_named(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"generation_config\.json must hold a JSON object"):
+        read_hf_tokenizer(folder)
+
+
+def test_the_other_files_may_be_missing(folder: Path) -> None:
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (folder / name).unlink()
+    parts = read_hf_tokenizer(folder)
+    assert (parts.bos_id, parts.eos_ids, parts.chat_template) == (None, frozenset(), None)
+
+
+def test_the_stored_frame_is_found(folder: Path) -> None:
+    core = tiny_tokenizer()
+    core.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[("<|im_start|>", IM_START_ID), ("<|im_end|>", IM_END_ID)],
+    )
+    core.save(str(folder / "tokenizer.json"))
+    parts = read_hf_tokenizer(folder)
+    assert (parts.prefix, parts.suffix) == ((IM_START_ID,), (IM_END_ID,))
+
+
+def test_only_some_classes_frame_by_configuration(folder: Path) -> None:
+    named = read_with(folder, tokenizer_class="LlamaTokenizerFast", add_bos_token=True)
+    other = read_with(folder, tokenizer_class="Qwen2Tokenizer", add_bos_token=True)
+    assert (named.prefix, other.prefix) == ((IM_START_ID,), ())
+
+
+def test_a_stored_length_limit_is_not_ours(folder: Path) -> None:
+    core = tiny_tokenizer()
+    core.enable_truncation(2)
+    core.enable_padding(length=8)
+    core.save(str(folder / "tokenizer.json"))
+    assert len(read_hf_tokenizer(folder).core.encode("abcdefghijkl").ids) == 12
+
+
+def test_of_several_chat_templates_the_default_is_taken(folder: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    assert read_with(folder, chat_template=several).chat_template == "D"
+    assert read_with(folder, chat_template=several[:1]).chat_template is None
+
+
+def test_a_template_file_wins_over_the_configuration(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("é{{ messages }}", encoding="utf-8")
+    assert read_hf_tokenizer(folder).chat_template == "é{{ messages }}"
