@@ -30,10 +30,12 @@ from kvota.model.grammar import GrammarCompiler
 from kvota.model.template import ChatTemplate
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
+from kvota.model.tool_format import ToolFormat
 from kvota.node.app import create_app
 from kvota.node.ports import RequestRecord, RunnerState
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
+from kvota.node.tool_dialect import ToolDialect
 from kvota.wire.sse import EventReader
 from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, tiny_tokenizer
 
@@ -210,11 +212,12 @@ async def _play(stream: ScriptedStream, events: Iterable[Event]) -> None:
 
 
 def tiny_served(*, max_model_len: int = 256, **changes: Any) -> ServedModel:
-    """The 300-token byte-level tokenizer under a ChatML template, with real grammars."""
+    """The 300-token byte-level tokenizer under ChatML, with real grammars and tool calls."""
     core = tiny_tokenizer()
     tokenizer = Tokenizer(
         TokenizerParts(core=core, eos_id=IM_END_ID, eos_ids=frozenset({IM_END_ID}))
     )
+    grammar = GrammarCompiler(tokenizer.to_json(), VOCAB_SIZE, [IM_END_ID])
     facts: dict[str, Any] = {
         "name": MODEL,
         "aliases": ("also-tiny",),
@@ -224,7 +227,8 @@ def tiny_served(*, max_model_len: int = 256, **changes: Any) -> ServedModel:
         "tokenizer": tokenizer,
         "eos_ids": frozenset({IM_END_ID}),
         "template": ChatTemplate(CHATML, bos_token=None, eos_token="<|im_end|>"),
-        "grammar": GrammarCompiler(tokenizer.to_json(), VOCAB_SIZE, [IM_END_ID]),
+        "grammar": grammar,
+        "tooling": ToolDialect(ToolFormat.HERMES, tokenizer, grammar, random.Random(2)),
     }
     return ServedModel(**{**facts, **changes})
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvota.core.errors import InvalidRequest
-from kvota.node.served import DeltaSplitter, NewConstraint, ServedModel
+from kvota.node.served import DeltaSplitter, NewConstraint, ServedModel, Tooling
 from kvota.wire.checks import Form
 from kvota.wire.messages import ToolUse
+from kvota.wire.responses import ChatDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,28 @@ def plan_tools(use: ToolUse | None, form: Form | None, model: ServedModel) -> To
         raise InvalidRequest(f"The model `{model.name}` cannot call tools.", param="tools")
     return ToolPlan(
         tools=use.tools,
-        new_splitter=lambda: tooling.new_splitter(use),
+        new_splitter=lambda: _splitter(tooling, use),
         compile_forced=(lambda: tooling.forced(use)) if use.required else None,
     )
+
+
+def _splitter(tooling: Tooling, use: ToolUse) -> DeltaSplitter:
+    splitter = tooling.new_splitter(use)
+    return splitter if use.parallel else _FirstCallOnly(splitter)
+
+
+class _FirstCallOnly:
+    """Drops every call but the first, for clients that can take only one."""
+
+    def __init__(self, splitter: DeltaSplitter) -> None:
+        self._splitter = splitter
+
+    def push(self, text: str) -> list[ChatDelta]:
+        return _without_later_calls(self._splitter.push(text))
+
+    def finish(self) -> list[ChatDelta]:
+        return _without_later_calls(self._splitter.finish())
+
+
+def _without_later_calls(deltas: list[ChatDelta]) -> list[ChatDelta]:
+    return [delta for delta in deltas if not any(call.index > 0 for call in delta.tool_calls or ())]

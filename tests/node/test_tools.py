@@ -1,0 +1,139 @@
+"""Tool calls over HTTP: streams and bodies tell the same calls."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvota.core.request import FinishReason
+from tests.support.http import Node, Script, make_node, says, tiny_served
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+PING = {"type": "function", "function": {"name": "ping"}}
+ARGUMENTS = '{"city": "a {b} \\"c\\"", "deep": {"x": [1, {"y": "}"}]}}'
+TWO_CALLS = (
+    '<tool_call>\n{"name": "ping"}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+)
+
+
+def tool_node(script: Script) -> Node:
+    """With room for the words that tell the model of its tools."""
+    return make_node(script, served=tiny_served(max_model_len=8000))
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_two_calls_stream_as_they_are_told_whole(size: int) -> None:
+    node = tool_node(says(*cut(TWO_CALLS, size)))
+    fields: dict[str, Any] = {"tools": [WEATHER, PING]}
+    [choice] = (await node.chat(**fields)).json["choices"]
+    chunks = (await node.chat(stream=True, **fields)).chunks
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["ping", "weather"]
+    assert [set(call) for call in message["tool_calls"]] == 2 * [{"id", "type", "function"}]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    joined = _joined_calls(chunks)
+    assert [call["arguments"] for call in joined] == [
+        call["function"]["arguments"] for call in message["tool_calls"]
+    ]
+    assert json.loads(joined[0]["arguments"]) == {}
+    assert json.loads(joined[1]["arguments"]) == json.loads(ARGUMENTS)
+    ends = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]]
+    assert ends == ["tool_calls"]
+
+
+def _joined_calls(chunks: list[Any]) -> list[dict[str, Any]]:
+    """The calls of a stream, after checking that each is announced once, whole, first."""
+    calls: list[dict[str, Any]] = []
+    for chunk in chunks:
+        for piece in chunk["choices"][0]["delta"].get("tool_calls", []):
+            if piece["index"] == len(calls):
+                assert set(piece) == {"index", "id", "type", "function"}
+                calls.append({"name": piece["function"]["name"], "arguments": ""})
+            else:
+                assert set(piece) == {"index", "function"}
+                assert set(piece["function"]) == {"arguments"}
+            calls[piece["index"]]["arguments"] += piece["function"].get("arguments", "")
+    return calls
+
+
+async def test_text_before_a_call_is_content() -> None:
+    text = 'Let me see.\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    [choice] = (await tool_node(says(*cut(text, 3))).chat(tools=[PING])).json["choices"]
+    assert choice["message"]["content"] == "Let me see."
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+async def test_an_answer_without_calls_is_plain_content() -> None:
+    [choice] = (await tool_node(says("Just", " text")).chat(tools=[PING])).json["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Just text", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "B'
+    node = tool_node(says(*cut(text, 4), finish=FinishReason.LENGTH))
+    [choice] = (await node.chat(tools=[WEATHER])).json["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_without_parallel_calls_only_the_first_is_told() -> None:
+    node = tool_node(says(*cut(TWO_CALLS, 5)))
+    fields: dict[str, Any] = {"tools": [WEATHER, PING], "parallel_tool_calls": False}
+    [choice] = (await node.chat(**fields)).json["choices"]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["ping"]
+    assert len(_joined_calls((await node.chat(stream=True, **fields)).chunks)) == 1
+
+
+async def test_tools_are_told_to_the_model_unless_the_choice_is_none() -> None:
+    node = tool_node(says("x"))
+    await node.chat(tools=[WEATHER])
+    await node.chat(tools=[WEATHER], tool_choice="none")
+    told, untold = (node.served.tokenizer.decode(r.prompt) for r in node.runner.requests)
+    assert "weather" in told
+    assert "weather" not in untold
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_a_required_call_is_forced_by_a_grammar(choice: Any) -> None:
+    node = tool_node(says(*cut(TWO_CALLS, 5)))
+    reply = await node.chat(tools=[WEATHER, PING], tool_choice=choice)
+    assert reply.json["choices"][0]["finish_reason"] == "tool_calls"
+    assert node.runner.requests[0].new_constraint is not None
+    await node.chat(tools=[WEATHER, PING])
+    assert node.runner.requests[1].new_constraint is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [PING], "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters":
+          {"type": "nope"}}}], "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+async def test_tools_that_cannot_be_honoured_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    node = tool_node(says("x"))
+    reply = await node.chat(**fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_a_model_that_cannot_call_tools_says_so() -> None:
+    reply = await make_node(says("x"), served=tiny_served(tooling=None)).chat(tools=[PING])
+    assert (reply.status, reply.error["param"]) == (400, "tools")
