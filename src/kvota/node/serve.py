@@ -32,7 +32,7 @@ from kvota.node.options import EngineSettings, ModelSettings, ServerSettings
 from kvota.node.ports import RequestRecord
 from kvota.node.runner import EngineRunner
 from kvota.node.served import ServedModel
-from kvota.node.server import bind, serve
+from kvota.node.server import bind, listen, serve
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.node.tool_dialect import ToolDialect
@@ -49,7 +49,30 @@ def run(
 ) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
     screen = Startup(Console(stderr=True, highlight=False))
-    taken = bind(server.host, server.port)
+    with bind(server.host, server.port) as taken:
+        node = _load_node(screen, model, engine, server, cache_dir)
+        listen(taken)
+        screen.show_address(*taken.getsockname()[:2])
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            return loop.run(
+                serve(
+                    node.app,
+                    taken,
+                    node.runner,
+                    node.engine,
+                    drain_timeout_s=server.drain_timeout_s,
+                )
+            )
+
+
+def _load_node(
+    screen: Startup,
+    model: ModelSettings,
+    engine: EngineSettings,
+    server: ServerSettings,
+    cache_dir: Path,
+) -> "Node":
+    """Fetch, load, weigh and put together, telling the operator what is going on."""
     with screen.fetching() as fetching:
         path = resolve(model.model, cache_dir, fetching)
     before_bytes = resident_bytes()
@@ -66,23 +89,16 @@ def run(
     served = _served(loaded, bill, model.served_name or _name_of(model.model, path), path)
     screen.show_model(served.name, path, loaded)
     screen.show_bill(bill)
-    screen.show_address(*taken.getsockname()[:2])
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        executor = loaded.compiled.executor(
-            bill.num_blocks, Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
-        )
-        node = build_node(
-            served,
-            executor,
-            Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
-            engine,
-            server,
-            clock=SystemClock(),
-            log=new_log(sys.stderr),
-        )
-        return runner.run(
-            serve(node.app, taken, node.runner, node.engine, drain_timeout_s=server.drain_timeout_s)
-        )
+    sampler = Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
+    return build_node(
+        served,
+        loaded.compiled.executor(bill.num_blocks, sampler),
+        Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
+        engine,
+        server,
+        clock=SystemClock(),
+        log=new_log(sys.stderr),
+    )
 
 
 @dataclass(frozen=True, slots=True)

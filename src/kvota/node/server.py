@@ -21,6 +21,7 @@ from kvota.node.connection import BoundedConnection
 from kvota.node.runner import EngineRunner, Steppable
 
 KEEP_ALIVE_S = 75
+BACKLOG = 1024
 STOP_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2
 EXIT_OK = 0
@@ -30,19 +31,38 @@ EXIT_FORCED = 130
 
 def bind(host: str, port: int) -> socket.socket:
     """Take the address, without listening on it yet. Raises ConfigError when it cannot be had."""
-    try:
+    with _told_as_config_error(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         taken = socket.socket(family, kind, protocol)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
+        try:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+        except OSError:
+            taken.close()
+            raise
+    return taken
+
+
+def listen(taken: socket.socket) -> None:
+    """Let clients in: from here on they are answered. Raises ConfigError.
+
+    Two processes may bind one address while neither listens; the second to listen is told.
+    """
+    with _told_as_config_error(*taken.getsockname()[:2]):
+        taken.listen(BACKLOG)
+
+
+@contextlib.contextmanager
+def _told_as_config_error(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"Cannot listen on {host} port {port}: {error.strerror or error}. "
             "Choose another with --host and --port."
         ) from error
-    return taken
 
 
 async def serve(
@@ -77,14 +97,14 @@ def http_server(app: Any) -> uvicorn.Server:
             app,
             http=BoundedConnection,
             loop="none",
-            lifespan="off",
+            lifespan="on",
             ws="none",
             access_log=False,
             log_config=None,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
-            backlog=1024,
+            backlog=BACKLOG,
         )
     )
 

@@ -1,0 +1,93 @@
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvota import __version__, cli
+from kvota.model.catalog import DEFAULT_MODEL
+
+
+def run(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str, str]:
+    """Exit status, standard output and standard error of `kvota ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["kvota", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    return exit_.value.code, out, err
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVOTA_CONFIG", "KVOTA_CACHE_DIR", "KVOTA_PORT", "KVOTA_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_version_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--version"], monkeypatch, capsys)[:2] == (0, f"kvota {__version__}\n")
+
+
+def test_models_lists_what_is_known_and_what_is_cached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = run(["models", "--cache-dir", str(tmp_path)], monkeypatch, capsys)
+    assert code == 0
+    assert DEFAULT_MODEL in out
+    assert "not fetched" in out
+
+
+def test_removing_a_model_that_is_not_cached_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["models", "remove", DEFAULT_MODEL, "--cache-dir", str(tmp_path)]
+    assert run(arguments, monkeypatch, capsys)[:2] == (
+        0,
+        f"{DEFAULT_MODEL} was not in the cache.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "nowhere", "--port", "0"], "neither a known model"),
+        (["serve", "--port", "70000"], "port is 70000"),
+        (["serve", "--config", "/nowhere.toml"], "Cannot read /nowhere.toml"),
+        (["serve", "--host", "no.such.host.invalid"], "Cannot listen on no.such.host.invalid"),
+        (["models", "remove", "gpt-9"], "'gpt-9' is not a known model"),
+    ],
+)
+def test_what_an_operator_can_fix_is_one_message_and_no_traceback(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(arguments, monkeypatch, capsys)
+    assert code == cli.EXIT_STARTUP_FAILED
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(["serve", "--port", str(port)], monkeypatch, capsys)
+    assert code == cli.EXIT_STARTUP_FAILED
+    assert f"Cannot listen on 127.0.0.1 port {port}" in " ".join(err.split())
+
+
+def test_chat_without_a_server_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    code, _, err = run(["chat", "hi", "--url", url], monkeypatch, capsys)
+    assert code == cli.EXIT_STARTUP_FAILED
+    assert "kvota serve" in err
+    assert "cannot start" not in err
