@@ -1,0 +1,49 @@
+"""Prompt and answer fit the model together, or the refusal says by how much they do not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvota.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    OutputTooLong,
+    RequestError,
+)
+from kvota.node.budget import OutputBudget
+
+BUDGET = OutputBudget(64, prompt_field="prompt", limit_field="max_tokens")
+MAYBE = st.none() | st.integers(1, 100)
+
+
+@given(st.integers(0, 100), MAYBE, MAYBE, MAYBE)
+def test_what_fits_is_granted_and_nothing_else(
+    num_prompt: int, asked: int | None, minimum: int | None, default: int | None
+) -> None:
+    fits = 0 < num_prompt < 64 and num_prompt + (asked or 1) <= 64
+    limit = asked if asked is not None else min(64 - num_prompt, default or 64)
+    if fits and (minimum or 0) <= limit:
+        assert BUDGET.granted(num_prompt, asked, minimum, default) == limit
+        return
+    with pytest.raises(RequestError) as caught:
+        BUDGET.granted(num_prompt, asked, minimum, default)
+    assert (caught.value.param == "min_tokens") is fits
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "kind", "param"),
+    [
+        (0, None, InvalidRequest, "prompt"),
+        (8, 57, ContextLengthExceeded, "max_tokens"),
+        (64, None, ContextLengthExceeded, "prompt"),
+        (200, 1, ContextLengthExceeded, "prompt"),
+        (1, 65, OutputTooLong, "max_tokens"),
+    ],
+)
+def test_each_misfit_has_its_own_error(
+    num_prompt: int, asked: int | None, kind: type[RequestError], param: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        BUDGET.granted(num_prompt, asked, None)
+    assert type(caught.value) is kind
+    assert caught.value.param == param
