@@ -39,6 +39,6 @@ def test_usage_adds_up() -> None:
 
 
 def test_lists_join_and_nothing_stays_unset() -> None:
-    assert joined([[1], UNSET, [2]]) == [1, 2]
-    nothing: list[list[int] | UnsetType] = [UNSET, UNSET]
-    assert joined(nothing) is UNSET
+    some: list[list[int] | UnsetType] = [[1], UNSET, [2]]
+    assert joined(some) == [1, 2]
+    assert joined([part for part in some if part is UNSET]) is UNSET
