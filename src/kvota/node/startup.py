@@ -5,8 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from kvota.model.load import LoadedModel
 from kvota.model.package_fetch import FetchStep
@@ -16,7 +22,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Startup:
-    """Writes to one console. Without a terminal there are no bars, only finished lines."""
+    """Writes to one console. Without a terminal there are no bars, only one line a stage."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -25,15 +31,14 @@ class Startup:
     def fetching(self) -> Iterator[Callable[[FetchStep], None]]:
         """A bar for each stage of a download; nothing when there is nothing to download."""
         with self._progress() as progress:
-            tasks: dict[str, int] = {}
+            tasks: dict[str, TaskID] = {}
 
             def show(step: FetchStep) -> None:
                 if step.stage not in tasks:
+                    self._say(step.stage)
                     tasks[step.stage] = progress.add_task(step.stage, total=None)
                 progress.update(
-                    tasks[step.stage],  # type: ignore[arg-type]
-                    completed=step.done_bytes,
-                    total=step.total_bytes,
+                    tasks[step.stage], completed=step.done_bytes, total=step.total_bytes
                 )
 
             yield show
@@ -42,6 +47,7 @@ class Startup:
     def loading(self) -> Iterator[Callable[[int, int], None]]:
         """A bar over the weights read."""
         with self._progress() as progress:
+            self._say("loading weights")
             task = progress.add_task("loading weights", total=None)
 
             def show(num_read: int, num_all: int) -> None:
@@ -63,13 +69,12 @@ class Startup:
             self._console.print(f"[yellow]Note:[/yellow] {warning}", soft_wrap=True)
 
     def show_bill(self, bill: MemoryBill) -> None:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(style="dim")
-        for line in bill.lines():
-            table.add_row(*line)
-        self._console.print(table)
+        lines = bill.lines()
+        wide, wider = (max(len(line[column]) for line in lines) for column in (0, 1))
+        for amount, what, how in lines:
+            self._console.print(
+                f"{amount:>{wide}}  {what:<{wider}}  [dim]{how}[/dim]", soft_wrap=True
+            )
 
     def show_address(self, host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
@@ -83,6 +88,10 @@ class Startup:
                 soft_wrap=True,
             )
 
+    def _say(self, stage: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(f"{stage}…")
+
     def _progress(self) -> Progress:
         return Progress(
             TextColumn("{task.description}"),
@@ -91,4 +100,5 @@ class Startup:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
+            disable=not self._console.is_terminal,
         )
