@@ -10,9 +10,10 @@ from kvota.model.template_sandbox import ChatEnvironment, TooMuchWork, WorkBudge
 
 
 def render(source: str, budget: WorkBudget | None = None, **variables: Any) -> str:
+    """Without a budget: the usual steps, and a CPU clock that stands still."""
     environment = ChatEnvironment(lambda format_: format_)
     template = environment.compile_chat(environment.parse(source))
-    return render_bounded(template, variables, budget or WorkBudget())
+    return render_bounded(template, variables, budget or WorkBudget(cpu_clock=lambda: 0.0))
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,14 @@ def render(source: str, budget: WorkBudget | None = None, **variables: Any) -> s
     ],
 )
 def test_work_without_end_is_stopped(source: str) -> None:
+    budget = WorkBudget(steps=20_000, cpu_clock=lambda: 0.0)
     with pytest.raises(TooMuchWork, match="loops too long"):
-        render(source, items=list(range(1000)))
+        render(source, budget, items=list(range(1000)))
+
+
+def test_the_usual_budget_of_steps_ends_too() -> None:
+    with pytest.raises(TooMuchWork, match="loops too long"):
+        render("{% for i in range(400000) %}{% endfor %}")
 
 
 @pytest.mark.parametrize(
