@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
 from kvota.model.sampler import Sampler
-from kvota.model.sampling_math import top_ids
+from kvota.model.sampling_math import pick, top_ids
 from tests.support.slow_sampler import (
     expected_distribution,
     expected_greedy,
@@ -309,6 +309,23 @@ def test_the_last_bit_of_the_point_still_finds_a_possible_token(
     assert sample_one(row, draw_of()) == 2999
     monkeypatch.setattr("kvota.model.sampler.uniform", lambda *_: 0.0)
     assert sample_one(row[::-1], draw_of()) == 3000
+
+
+@pytest.mark.parametrize("length", [1, 511, 512, 513, 5000])
+def test_a_pick_from_a_long_row_is_the_index_whose_share_holds_the_point(length: int) -> None:
+    rng = np.random.default_rng(length)
+    weights = rng.random(length, np.float32) * (rng.random(length) < 0.5)
+    weights[rng.integers(length)] = 1.0
+    edges = [0.0, *np.cumsum(weights.astype(np.float64)).tolist()]
+    for point in [0.0, 1.0 - 2.0**-53, *rng.random(300).tolist()]:
+        index = pick(weights, point)
+        assert weights[index] > 0
+        low, high = edges[index] / edges[-1], edges[index + 1] / edges[-1]
+        assert low - 1e-12 <= point < high + 1e-12
+
+
+def test_a_point_that_rounding_moves_to_the_end_picks_the_last_possible_index() -> None:
+    assert pick(np.array([1, 2, 0, 0], np.float32), 1.0) == 1
 
 
 def test_prompt_logprobs_are_of_the_tokens_that_followed() -> None:
