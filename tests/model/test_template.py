@@ -205,6 +205,35 @@ def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     assert "'now'" in message
 
 
+NINE_CHARACTER_IDS = (
+    "{% for m in messages %}{% for call in m.tool_calls %}{% if call.id | length != 9 %}"
+    "{{ raise_exception('ids must have length 9') }}{% endif %}"
+    "[{{ call.function | tojson }} {{ call.id }}]{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    "{% if tools %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("given_id", "read"),
+    [("call_0123456789abcdef", "789abcdef"), ("c-1", "0000000c1"), ("", "000000000")],
+)
+def test_ids_are_shortened_for_templates_that_insist(given_id: str, read: str) -> None:
+    asked = {**call('{"a": 1}'), "id": given_id}
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [asked]},
+        {"role": "tool", "content": "1", "tool_call_id": given_id},
+    ]
+    prompt = template(NINE_CHARACTER_IDS).render(messages)
+    assert prompt == f'[{{"name": "now", "arguments": {{"a": 1}}}} {read}]{read}'
+
+
+def test_ids_stay_as_they_are_elsewhere() -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c }}{% endfor %}{% endfor %}"
+    asked = {**call("{}"), "id": "call_0123456789abcdef"}
+    answer = {"role": "assistant", "content": "", "tool_calls": [asked]}
+    assert "call_0123456789abcdef" in template(source + "{{ tools }}").render([answer])
+
+
 def test_null_fields_are_absent_for_the_template() -> None:
     source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ m.content }}{% endfor %}"
     messages = [{"role": "assistant", "content": None, "tool_calls": None, "name": None}]

@@ -2,9 +2,10 @@
 
     messages, tools ─▶ what this template can read ─▶ rendering within bounds ─▶ prompt text
 
-Templates differ in what they read. Three things are tried out once, when one is loaded: whether
-tool calls carry arguments as objects or as JSON text, whether a system message is allowed, and
-whether tools are known at all; where they are not, `tool_prompt.py` says them in words.
+Templates differ in what they read. It is tried out once, when one is loaded: whether tool calls
+carry arguments as objects or as JSON text, whether their ids must have Mistral's nine characters,
+and whether a system message is allowed. A template that never reads `tools` knows none; then
+`tool_prompt.py` says them in words.
 
 The prompt is complete: it is encoded without further framing (`add_special_tokens=False`),
 because a template that wants BOS writes it.
@@ -33,6 +34,9 @@ Message = dict[str, Any]
 MESSAGE_CHARS_MAX = 400  # of a template's own error
 EXTRA_DEPTH_MAX = 8
 EXTRA_PARAM = "chat_template_kwargs"
+_LONG_ID, _SHORT_ID = "call_abcdefghijklmnopqrstuvwx", "abcdefghi"  # OpenAI's and Mistral's
+# (arguments as objects, short ids), in the order in which they are tried
+_CALL_FORMS = ((True, False), (False, False), (True, True), (False, True))
 _RESERVED = frozenset(
     {
         "messages",
@@ -69,7 +73,8 @@ class ChatTemplate:
         self.supports_tools = False
         if source is not None:
             self._compile(source, now)
-        self._wants_objects = self._shows_call({"kvota_probe": 1})
+        shown = (form for form in _CALL_FORMS if self._shows_call(*form))
+        self._wants_objects, self._wants_short_ids = next(shown, _CALL_FORMS[0])
         self._tool_prompt_role = "system" if self._allows_system() else "user"
 
     def render(
@@ -121,12 +126,25 @@ class ChatTemplate:
         content = message.get("content") or ""
         kept = {key: value for key, value in message.items() if value is not None}
         kept["content"] = None if calls and not content and self._tests_for_none else content
+        if "tool_call_id" in kept:
+            kept["tool_call_id"] = self._readable_id(kept["tool_call_id"])
         if calls:
-            convert = _as_object if self._wants_objects else _as_text
-            kept["tool_calls"] = [convert(call, index) for call in calls]
+            kept["tool_calls"] = [self._readable_call(call, index) for call in calls]
         else:
             kept.pop("tool_calls", None)
         return kept
+
+    def _readable_call(self, call: Mapping[str, Any], index: int) -> Message:
+        convert = _as_object if self._wants_objects else _as_text
+        return {**convert(call, index), "id": self._readable_id(call.get("id"))}
+
+    def _readable_id(self, call_id: object) -> str:
+        """The id, or its last nine letters and digits: a call and its answer still match."""
+        text = str(call_id or "")
+        if not self._wants_short_ids:
+            return text
+        kept = "".join(char for char in text if char.isalnum())
+        return kept[-len(_SHORT_ID) :].rjust(len(_SHORT_ID), "0")
 
     def _render(self, messages: list[Message], **variables: Any) -> str:
         if self._template is None:
@@ -144,10 +162,12 @@ class ChatTemplate:
         except Exception as error:  # the boundary to foreign code, which may raise anything
             raise _refused(f"The chat template cannot render these messages: {error}.") from error
 
-    def _shows_call(self, arguments: Any) -> bool:
-        """Whether a tool call with these arguments comes through."""
+    def _shows_call(self, as_object: bool, short_id: bool) -> bool:
+        """Whether a tool call in this form comes through."""
+        arguments = {"kvota_probe": 1} if as_object else '{"kvota_probe": 1}'
         function = {"name": "kvota_function", "arguments": arguments}
-        call = {"id": "call00000", "type": "function", "function": function}
+        call_id = _SHORT_ID if short_id else _LONG_ID
+        call = {"id": call_id, "type": "function", "function": function}
         content = None if self._tests_for_none else ""
         answer = {"role": "assistant", "content": content, "tool_calls": [call]}
         return "kvota_probe" in self._try([_hello(), answer])
