@@ -9,29 +9,28 @@ Reading `create_app` is reading how the parts are put together; nothing else in 
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
-from kvota.core.errors import KvotaError, Refusal, Refused
+from kvota.core.errors import KvotaError
 from kvota.core.request import Request
+from kvota.node.about import About
 from kvota.node.arrival import Arrivals
 from kvota.node.exchange import Exchange
 from kvota.node.generating import Edge, GeneratingEndpoint
 from kvota.node.intake import Intake
-from kvota.node.ports import RecordRequest, RenderMetrics, Runner, RunnerState
+from kvota.node.ports import RecordRequest, RenderMetrics, Runner
 from kvota.node.problems import ErrorPages, error_headers, error_response
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
@@ -39,7 +38,6 @@ from kvota.node.texts import Texts
 from kvota.node.workbench import Workbench
 from kvota.wire.decode import BodyDecoder
 from kvota.wire.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from kvota.wire.responses import ModelCard, ModelList
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -63,7 +61,6 @@ def create_app(
     """
     bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
     intake = Intake(served, settings, bench, chance)
-    texts = Texts(intake, settings, bench)
     edge = Edge(
         runner=runner,
         settings=settings,
@@ -73,25 +70,11 @@ def create_app(
         record=record,
         lane_of=lane_of,
     )
-    chat = GeneratingEndpoint("chat.completions", ChatRequest, intake.chat, edge)
-    completions = GeneratingEndpoint("completions", CompletionRequest, intake.completion, edge)
-    tokenize = JsonEndpoint(TokenizeRequest, texts.tokenize, edge)
-    detokenize = JsonEndpoint(DetokenizeRequest, texts.detokenize, edge)
+    texts = Texts(intake, settings, bench)
     about = About(served, runner, clock, render_metrics)
     pages = ErrorPages(chance)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
-            Route("/tokenizer_info", about.tokenizer_info, methods=["GET"]),
-            Route("/v1/models", about.models, methods=["GET"]),
-            Route("/v1/models/{id:path}", about.model, methods=["GET"]),
-            Route("/health", about.health, methods=["GET"]),
-            Route("/ready", about.ready, methods=["GET"]),
-            Route("/metrics", about.metrics, methods=["GET"]),
-        ],
+        routes=[*_engine_routes(intake, edge), *_text_routes(texts, edge), *_about_routes(about)],
         middleware=_middleware(settings),
         exception_handlers={
             HTTPException: pages.http,
@@ -102,6 +85,35 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _engine_routes(intake: Intake, edge: Edge) -> list[Route]:
+    chat = GeneratingEndpoint("chat.completions", ChatRequest, intake.chat, edge)
+    completions = GeneratingEndpoint("completions", CompletionRequest, intake.completion, edge)
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+    ]
+
+
+def _text_routes(texts: Texts, edge: Edge) -> list[Route]:
+    tokenize = JsonEndpoint(TokenizeRequest, texts.tokenize, edge)
+    detokenize = JsonEndpoint(DetokenizeRequest, texts.detokenize, edge)
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def _about_routes(about: About) -> list[Route]:
+    return [
+        Route("/tokenizer_info", about.tokenizer_info, methods=["GET"]),
+        Route("/v1/models", about.models, methods=["GET"]),
+        Route("/v1/models/{id:path}", about.model, methods=["GET"]),
+        Route("/health", about.health, methods=["GET"]),
+        Route("/ready", about.ready, methods=["GET"]),
+        Route("/metrics", about.metrics, methods=["GET"]),
+    ]
 
 
 class JsonEndpoint(Generic[T]):
@@ -123,68 +135,6 @@ class JsonEndpoint(Generic[T]):
             if not exchange.is_gone:
                 headers = error_headers(error, self._edge.chance)
                 await exchange.respond(error.status, error_response(error), headers)
-
-
-class About:
-    """What a node says of itself, without work for the engine."""
-
-    def __init__(
-        self, served: Callable[[], ServedModel], runner: Runner, clock: Clock,
-        render_metrics: RenderMetrics,
-    ) -> None:  # fmt: skip
-        self._served = served
-        self._runner = runner
-        self._clock = clock
-        self._render_metrics = render_metrics
-
-    async def models(self, request: HttpRequest) -> Response:
-        model = self._served()
-        cards = [_card(model, name) for name in (model.name, *model.aliases)]
-        return _json(ModelList(data=cards))
-
-    async def model(self, request: HttpRequest) -> Response:
-        model = self._served()
-        name: str = request.path_params["id"]
-        model.require(name)
-        return _json(_card(model, name))
-
-    async def tokenizer_info(self, request: HttpRequest) -> Response:
-        return _json(self._served().tokenizer.describe())
-
-    async def health(self, request: HttpRequest) -> Response:
-        """The process is alive; says nothing else on purpose."""
-        return _json({"status": "ok"})
-
-    async def ready(self, request: HttpRequest) -> Response:
-        """Whether new work would be accepted. Raises Refused with the reason."""
-        state = self._runner.state
-        if state is RunnerState.DRAINING:
-            raise Refused(Refusal.DRAINING, "The server is shutting down.", retry_after_s=30.0)
-        if state is not RunnerState.RUNNING:
-            raise Refused(
-                Refusal.ENGINE_RESTARTING, f"The engine is {state.value}.", retry_after_s=5.0
-            )
-        self._served()
-        if self._runner.is_stuck(self._clock.now()):
-            raise Refused(
-                Refusal.ENGINE_RESTARTING,
-                "Work waits and the engine makes no progress.",
-                retry_after_s=5.0,
-            )
-        return _json({"status": "ready"})
-
-    async def metrics(self, request: HttpRequest) -> Response:
-        return Response(
-            self._render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
-
-
-def _card(model: ServedModel, name: str) -> ModelCard:
-    return ModelCard(id=name, created=model.created, max_model_len=model.max_model_len)
-
-
-def _json(body: msgspec.Struct | Mapping[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _middleware(settings: HttpSettings) -> list[Middleware]:

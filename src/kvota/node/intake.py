@@ -19,6 +19,7 @@ from kvota.node.chat_answer import ChatAnswer, ChatWish
 from kvota.node.completion_answer import CompletionAnswer, CompletionWish
 from kvota.node.logprobs import TokenNames
 from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
+from kvota.node.sampling import sampling_params
 from kvota.node.served import NewConstraint, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan, plan_tools
@@ -27,8 +28,6 @@ from kvota.wire import checks
 from kvota.wire.messages import tool_use
 from kvota.wire.openai import ChatRequest, CompletionRequest, GenerationFields
 
-# Below this, dividing the logits by the temperature leaves only the most likely token anyway.
-TEMPERATURE_MIN = 1e-3
 COMPLETION_TOKENS_DEFAULT = 16  # as OpenAI and vLLM; chat may use all that is left
 
 
@@ -76,23 +75,18 @@ class Intake:
         checks.check_chat(body)
         model = self.model_for(body.model)
         tools = plan_tools(tool_use(body), checks.output_form(body), model)
-        prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
-        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        asked = (
-            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        )
-        budget = OutputBudget(model.max_model_len, prompt_field="messages", limit_field=field)
-        max_tokens = budget.granted(len(prompt), asked, body.min_tokens)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
+        sampling = sampling_params(body, model, wanted, self._chance)
+        prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
         request = self._request(
-            body, arrival, model, prompt, max_tokens,
-            sampling=self._sampling(body, model, wanted),
+            body, arrival, prompt, _chat_limit(body, len(prompt), model),
+            sampling=sampling,
             prompt_logprobs=body.prompt_logprobs,
             new_constraint=await self._constraint(body, model, tools),
         )  # fmt: skip
         wish = ChatWish(
             n=request.n,
-            logprobs=wanted is not None,
+            logprobs=body.logprobs is True,
             prompt_logprobs=body.prompt_logprobs is not None,
             token_ids=bool(body.return_token_ids),
             new_splitter=tools.new_splitter if tools else None,
@@ -104,55 +98,41 @@ class Intake:
     async def completion(self, body: CompletionRequest, arrival: Arrival) -> Prepared:
         checks.check_completion(body)
         model = self.model_for(body.model)
+        sampling = sampling_params(body, model, body.logprobs, self._chance)
         given = given_prompts(body, model)
-        prompts = given.ids or await encode_texts(
-            given.texts or [],
+        prompts = given.ids or await self._encode(given.texts or [], body, model)
+        limits = _completion_limits(body, prompts, model)
+        constraint = await self._constraint(body, model, None)
+        requests = tuple(
+            self._request(
+                body, arrival, prompt, limit,
+                sampling=sampling,
+                prompt_logprobs=_prompt_logprobs(body),
+                new_constraint=constraint,
+                index=index,
+            )
+            for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        )  # fmt: skip
+        heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
+        wish, names = _completion_wish(body), _names(model, body)
+        texts = given.texts or [names.text(ids) for ids in prompts]
+        answer = CompletionAnswer(heading, wish, names, prompts, texts)
+        return _prepared(body, model, requests, answer, has_output=not wish.only_echo)
+
+    async def _encode(
+        self, texts: list[str], body: CompletionRequest, model: ServedModel
+    ) -> list[list[int]]:
+        return await encode_texts(
+            texts,
             adds_special=body.add_special_tokens is not False,
             model=model,
             bench=self._bench,
             settings=self._settings,
         )
-        only_echo = body.max_tokens == 0
-        budget = OutputBudget(model.max_model_len, prompt_field="prompt", limit_field="max_tokens")
-        limits = [
-            budget.granted(
-                len(prompt),
-                1 if only_echo else body.max_tokens,
-                body.min_tokens,
-                default=COMPLETION_TOKENS_DEFAULT,
-            )
-            for prompt in prompts
-        ]
-        sampling = self._sampling(body, model, body.logprobs)
-        constraint = await self._constraint(body, model, None)
-        echoed = body.logprobs if body.echo else None
-        requests = tuple(
-            self._request(
-                body, arrival, model, prompt, max_tokens,
-                sampling=sampling,
-                prompt_logprobs=_larger(echoed, body.prompt_logprobs),
-                new_constraint=constraint,
-                index=index,
-            )
-            for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
-        )  # fmt: skip
-        wish = CompletionWish(
-            n=body.n or 1,
-            echo=bool(body.echo),
-            only_echo=only_echo,
-            logprobs=body.logprobs is not None,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            token_ids=bool(body.return_token_ids),
-        )
-        heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
-        names = _names(model, body)
-        texts = given.texts or [names.text(ids) for ids in prompts]
-        answer = CompletionAnswer(heading, wish, names, prompts, texts)
-        return _prepared(body, model, requests, answer, has_output=not only_echo)
 
     def _request(
-        self, body: GenerationFields, arrival: Arrival, model: ServedModel, prompt: Sequence[int],
-        max_tokens: int, *, sampling: SamplingParams, prompt_logprobs: int | None,
+        self, body: GenerationFields, arrival: Arrival, prompt: Sequence[int], max_tokens: int,
+        *, sampling: SamplingParams, prompt_logprobs: int | None,
         new_constraint: NewConstraint | None, index: int = 0,
     ) -> Request:  # fmt: skip
         return Request(
@@ -175,29 +155,6 @@ class Intake:
             labels={"request_id": arrival.client_id},
         )
 
-    def _sampling(
-        self, body: GenerationFields, model: ServedModel, logprobs: int | None
-    ) -> SamplingParams:
-        stop_ids = body.stop_token_ids or []
-        checks.check_token_ids(stop_ids, model.vocab_size, "stop_token_ids")
-        temperature = _or(body.temperature, 1.0)
-        seed = self._chance.getrandbits(63) if body.seed is None else body.seed % 2**64
-        return SamplingParams(
-            temperature=temperature if temperature >= TEMPERATURE_MIN else 0.0,
-            top_p=_or(body.top_p, 1.0),
-            top_k=body.top_k if body.top_k and body.top_k > 0 else None,
-            min_p=_or(body.min_p, 0.0),
-            presence_penalty=_or(body.presence_penalty, 0.0),
-            frequency_penalty=_or(body.frequency_penalty, 0.0),
-            repetition_penalty=_or(body.repetition_penalty, 1.0),
-            logit_bias=checks.logit_bias(body, model.vocab_size),
-            seed=seed,
-            min_tokens=body.min_tokens or 0,
-            stop_token_ids=frozenset(stop_ids)
-            | (frozenset() if body.ignore_eos else model.eos_ids),
-            logprobs=logprobs,
-        )
-
     async def _constraint(
         self, body: GenerationFields, model: ServedModel, tools: ToolPlan | None
     ) -> NewConstraint | None:
@@ -215,6 +172,43 @@ class Intake:
             what="compiling what the output must follow",
             param=param,
         )
+
+
+def _chat_limit(body: ChatRequest, num_prompt: int, model: ServedModel) -> int:
+    field, asked = "max_tokens", body.max_tokens
+    if body.max_completion_tokens is not None:
+        field, asked = "max_completion_tokens", body.max_completion_tokens
+    budget = OutputBudget(model.max_model_len, prompt_field="messages", limit_field=field)
+    return budget.granted(num_prompt, asked, body.min_tokens)
+
+
+def _completion_limits(
+    body: CompletionRequest, prompts: Sequence[Sequence[int]], model: ServedModel
+) -> list[int]:
+    """For each prompt. The engine has no request without output, so an echo alone costs a token."""
+    budget = OutputBudget(model.max_model_len, prompt_field="prompt", limit_field="max_tokens")
+    asked = 1 if body.max_tokens == 0 else body.max_tokens
+    return [
+        budget.granted(len(prompt), asked, body.min_tokens, default=COMPLETION_TOKENS_DEFAULT)
+        for prompt in prompts
+    ]
+
+
+def _completion_wish(body: CompletionRequest) -> CompletionWish:
+    return CompletionWish(
+        n=body.n or 1,
+        echo=bool(body.echo),
+        only_echo=body.max_tokens == 0,
+        logprobs=body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        token_ids=bool(body.return_token_ids),
+    )
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many per prompt token: an echo shows them too."""
+    echoed = body.logprobs if body.echo else None
+    return max((k for k in (echoed, body.prompt_logprobs) if k is not None), default=None)
 
 
 def _compilation(form: checks.Form, model: ServedModel) -> Callable[[], NewConstraint]:
@@ -254,11 +248,3 @@ def _prepared(
 
 def _names(model: ServedModel, body: GenerationFields) -> TokenNames:
     return TokenNames(model.tokenizer, hide_special=body.skip_special_tokens is not False)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _larger(first: int | None, second: int | None) -> int | None:
-    return max((k for k in (first, second) if k is not None), default=None)
