@@ -153,8 +153,9 @@ class Scheduler:
         done = Committed()
         for chunk, answer in zip(plan.chunks, result.chunks, strict=True):
             sequence = self._roster.sequences.get(chunk.sequence_id)
-            if sequence is None or sequence.table is None:
-                continue
+            if sequence is None:
+                continue  # it ended while the step ran
+            assert sequence.table is not None
             self._cache.commit(sequence.table, chunk.start + len(chunk.token_ids))
             if not sequence.group.is_prompt_read:
                 self._read_prompt(sequence, chunk, answer, done)
