@@ -60,6 +60,22 @@ def test_batch_gives_way_to_an_interactive_request_that_came_later() -> None:
     assert only(interactive).num_preemptions == 0
 
 
+def test_nobody_is_admitted_in_the_step_in_which_somebody_was_preempted() -> None:
+    limits = SchedulerLimits(min_run_tokens=0, watermark=0.0)
+    loop = StepLoop(num_blocks=6, block_size=4, limits=limits)
+    growing = loop.add(new_request("growing", TEXT[:8], 8))
+    victim = loop.add(new_request("victim", TEXT[20:34], 8, band=Band.BATCH))
+    loop.step()
+    late = loop.add(new_request("late", TEXT[50:53], 2))
+    loop.step()
+    assert only(victim).status is Status.PREEMPTED
+    assert only(growing).num_output == 2
+    assert only(late).status is Status.WAITING, "what was freed is there for those who run"
+    loop.step()
+    assert only(late).status is Status.RUNNING
+    loop.run()
+
+
 def test_a_new_one_is_admitted_only_when_a_watermark_stays_free_beside_others() -> None:
     limits = SchedulerLimits(watermark=0.5)
     loop = StepLoop(num_blocks=8, block_size=4, limits=limits)
