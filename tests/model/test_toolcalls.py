@@ -251,6 +251,13 @@ def test_what_follows_a_break_inside_arguments_is_content() -> None:
     assert parse(text) == Answer("oops}}</tool_call>", [("f", '{"a": 1, ')])
 
 
+def test_white_space_stays_with_the_content_behind_it() -> None:
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    assert parse(f"a \n{call}\n b \n") == Answer("a\n b \n", [("f", "{}")])
+    assert parse('a \n<tool_call>{"name": "f"}\tb') == Answer("a\tb", [("f", "{}")])
+    assert parse(f" {call} \n {call} ") == Answer("", [("f", "{}")] * 2)
+
+
 def test_the_closing_mark_may_be_missing() -> None:
     one = '<tool_call>{"name": "f"}'
     assert parse(one) == Answer("", [("f", "{}")])

@@ -57,21 +57,19 @@ class CallObject:
         place, depth = self._json.place, self._json.depth
         if not self._json.accept(char):
             return False
-        if depth == 1 and not self._begin(char, place):
-            return False
+        if depth == 1:
+            self._begin(char, place)
         if not self._collect(char, place, depth):
             return False
         return not self.is_complete or self._settle()
 
-    def _begin(self, char: str, place: Place) -> bool:
+    def _begin(self, char: str, place: Place) -> None:
         if place in _KEY_PLACES and char == '"':
             self._reading, self._text = _Reading.KEY, []
         elif place is Place.VALUE and char not in JSON_SPACE:
             self._reading, self._text = _Reading.VALUE, []
-            if self._key in ARGUMENTS_KEYS and not self._has_arguments:
-                self._in_arguments = char == "{"
-                return char in '{"n'  # an object, JSON in a string, or null
-        return True
+            is_first = self._key in ARGUMENTS_KEYS and not self._has_arguments
+            self._in_arguments = is_first and char == "{"
 
     def _collect(self, char: str, place: Place, depth: int) -> bool:
         if self._reading is _Reading.NOTHING:

@@ -170,7 +170,7 @@ class ToolCallParser:
     def _between_calls(self, char: str) -> None:
         if char in JSON_SPACE:
             self._space += char
-        elif char == "{" and not self._in_array:
+        elif char == "{":
             self._begin_call()
         elif char == self._syntax.separator:
             self._mode, self._held = _Mode.OPENING, char
