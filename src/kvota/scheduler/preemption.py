@@ -12,8 +12,9 @@ bounded and make sure that it is never wasted in a circle:
 When nobody is eligible the one in need sits the step out and keeps its blocks. While anyone at all
 can be scheduled the others come closer to their quantum. When nobody can, rules 2 and 3 are
 dropped for the last in rank, which frees its blocks for the first. Nobody is admitted in a step in
-which someone was short of memory, and the first in rank is planned first. So whatever is freed
-reaches the first in rank, and the oldest of the highest band always gets to its next token.
+which someone was short of memory, and whoever is first in rank is planned first, in every step
+that it is part of. So what is freed reaches it before anybody else, and the oldest of the highest
+band always gets to its next token.
 """
 
 from collections.abc import Sequence as Seq

@@ -29,7 +29,7 @@ from kvota.core.plan import BlockCopy, Chunk, ChunkResult, Sampled, StepPlan, St
 from kvota.core.request import Request
 from kvota.kv.cache import BlockTable, CacheSnapshot, KVCache
 from kvota.scheduler.budget import SchedulerLimits, StepBudget
-from kvota.scheduler.line import Lane
+from kvota.scheduler.line import Lane, rank_of
 from kvota.scheduler.preemption import VictimChoice
 from kvota.scheduler.roster import Roster
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
@@ -272,10 +272,10 @@ class Scheduler:
         draft.budget.left -= len(chunks)
 
     def _in_turns(self, decodes: list[Sequence], most: int) -> list[Sequence]:
-        """`most` of them, beginning where the last such step ended."""
+        """`most` of them, beginning where the last such step ended; the first in rank first."""
         first = self._turn % len(decodes)
         self._turn = first + most
-        return (decodes[first:] + decodes[:first])[:most]
+        return sorted((decodes[first:] + decodes[:first])[:most], key=rank_of)
 
     def _extend_by_preempting(
         self, sequence: Sequence, table: BlockTable
