@@ -131,7 +131,7 @@ def test_times_are_told_from_arrival() -> None:
     world.submit("a", prompt=range(20), arrived_s=99.0)
     world.run()
     ended = world.ended("a")
-    assert ended.queued_s == pytest.approx(1.0)
+    assert world.prompt_read("a").queued_s == ended.queued_s == pytest.approx(1.0)
     assert ended.first_token_s == pytest.approx(1.02)
     assert ended.total_s == pytest.approx(1.09)
 

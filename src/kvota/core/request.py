@@ -114,6 +114,7 @@ class PromptRead:
 
     cached_tokens: int  # of the prompt, taken from the prefix cache
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of prompt[1:], when asked for
+    queued_s: float = 0.0  # arrival to the first chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,10 @@ class Answer:
 
     def read(self) -> PromptRead:
         """The event that says the prompt is in KV."""
-        return PromptRead(self.group.cached_tokens or 0, self.group.prompt_logprobs)
+        group = self.group
+        assert group.first_scheduled_s is not None
+        queued_s = group.first_scheduled_s - group.request.arrived_s
+        return PromptRead(group.cached_tokens or 0, group.prompt_logprobs, queued_s)
 
     def take(self, choice: Choice, sampled: Sampled) -> Delta:
         """Add one token to a choice and decide whether it was the last one.
