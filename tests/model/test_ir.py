@@ -6,7 +6,7 @@ tests/golden/tiny_ir holds two exports by optimum-intel and Hugging Face's logit
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,16 @@ def oracle(name: str) -> Floats:
 
 
 def edited_export(
-    target: Path, edit: Callable[[ov.Output], ov.Node], name: str = "qwen3_int8"
+    target: Path,
+    edit: Callable[[ov.Output], ov.Node],
+    *,
+    inputs: Sequence[ov.Node] = (),
+    sinks: Sequence[ov.Node] = (),
 ) -> Path:
-    """A copy of an export whose logits have gone through `edit`."""
-    model = ov.Core().read_model(TINY_IR / name / "openvino_model.xml")
+    """A copy of the int8 export whose logits go through `edit`, which may use more inputs."""
+    model = ov.Core().read_model(TINY_IR / "qwen3_int8" / "openvino_model.xml")
+    model.add_parameters(list(inputs))
+    model.add_sinks(list(sinks))
     result = model.get_results()[0]
     node = edit(result.input_value(0))
     result.input_value(0).set_names(set())
@@ -223,8 +229,24 @@ def recurrent_model() -> ov.Model:
     return ov.Model([ops.result(logits)], [ops.assign(after, "sum")], [ids], "recurrent")
 
 
+def test_an_input_besides_tokens_is_named(tmp_path: Path) -> None:
+    speaker = ops.parameter([1], Type.f32, "speaker")
+    speaker.output(0).set_names({"speaker"})
+    path = edited_export(tmp_path, lambda logits: ops.add(logits, speaker), inputs=[speaker])
+    with pytest.raises(UnsupportedModel, match=r"inputs \['speaker'\]"):
+        load_ir(path)
+
+
+def test_a_state_beside_attention_is_refused(tmp_path: Path) -> None:
+    before = ops.read_value(ops.constant(np.zeros(1, np.float32)), "calls", Type.f32, [1])
+    after = ops.assign(ops.add(before, ops.constant(np.float32(1))), "calls")
+    path = edited_export(tmp_path, lambda logits: ops.add(logits, before), sinks=[after])
+    with pytest.raises(UnsupportedModel, match="1 states of another kind"):
+        load_ir(path)
+
+
 def test_an_export_for_another_task_is_refused(tmp_path: Path) -> None:
-    path = edited_export(tmp_path, lambda logits: ops.relu(logits))
+    path = edited_export(tmp_path, ops.relu)
     text = (path / "openvino_model.xml").read_text(encoding="utf-8")
     renamed = text.replace('names="logits"', 'names="last_hidden_state"')
     (path / "openvino_model.xml").write_text(renamed, encoding="utf-8")
