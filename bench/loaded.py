@@ -8,22 +8,20 @@ import numpy.typing as npt
 
 from kvota.core.plan import Chunk, Draw, StepPlan
 from kvota.core.request import SamplingParams
-from kvota.model.compiled import KvDtype, compile_model
 from kvota.model.executor import OpenVinoExecutor
-from kvota.model.graph import build_graph
+from kvota.model.load import LoadedModel, load_model
 from kvota.model.sampler import Sampler
-from kvota.model.source import open_source
-from kvota.model.weights import WeightFormat
 
 BLOCKS = range(64)  # 2,048 tokens: the one sequence that these measurements need
 
 
-def load(model: Path, threads: int, weights: WeightFormat, kv_dtype: KvDtype) -> OpenVinoExecutor:
-    """Compile the model and give it KV for one sequence."""
-    source = open_source(model)
-    paged = build_graph(source, weights)
-    compiled = compile_model(paged, kv_dtype=kv_dtype, num_threads=threads)
-    return compiled.executor(len(BLOCKS), Sampler(source.architecture.vocab_size))
+def load(
+    model: Path, threads: int, *, weights: str = "auto", kv_dtype: str = "f16"
+) -> tuple[LoadedModel, OpenVinoExecutor]:
+    """Load the model as the server does, with KV for one sequence."""
+    loaded = load_model(model, weights=weights, kv_dtype=kv_dtype, num_threads=threads)
+    sampler = Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
+    return loaded, loaded.compiled.executor(len(BLOCKS), sampler)
 
 
 def step(executor: OpenVinoExecutor, tokens: Sequence[int], start: int = 0) -> int:

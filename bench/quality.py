@@ -11,10 +11,6 @@ import numpy as np
 
 from bench.loaded import load, log_probabilities
 from bench.machine import usable_threads
-from kvota.model.compiled import KvDtype
-from kvota.model.gguf_source import read_gguf_metadata
-from kvota.model.tokenizer import Tokenizer
-from kvota.model.weights import WeightFormat
 
 TEXT = Path(__file__).parent / "text.txt"
 CHUNK = 128
@@ -38,14 +34,11 @@ class Quality:
         )
 
 
-def quality(
-    model: Path, threads: int, weights: WeightFormat = WeightFormat.AUTO, limit: int | None = None
-) -> Quality:
+def quality(model: Path, threads: int, weights: str = "auto", limit: int | None = None) -> Quality:
     """Compare the two on the shipped text, or on its first `limit` tokens."""
-    tokenizer = Tokenizer.from_gguf_metadata(read_gguf_metadata(model))
-    tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:limit]
-    exact = load(model, threads, WeightFormat.F32, KvDtype.F32)
-    default = load(model, threads, weights, KvDtype.F16)
+    loaded, default = load(model, threads, weights=weights)
+    _, exact = load(model, threads, weights="f32", kv_dtype="f32")
+    tokens = loaded.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:limit]
     divergence, same, surprise, surprise_f32 = [], [], [], []
     for start in range(0, len(tokens) - 1, CHUNK):
         part = tokens[start : min(start + CHUNK, len(tokens) - 1)]

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.client import BenchFailed
+
 START_MAX_S = 180.0
 STOP_MAX_S = 20.0
 
@@ -39,9 +41,9 @@ def kvota_server(model: Path, threads: int, flags: Sequence[str] = ()) -> Iterat
         try:
             _wait_until_ready(child, port)
             yield RunningServer(port, _get(port, "/v1/models")["data"][0]["id"])
-        except ServerFailed as error:
+        except (ServerFailed, OSError, BenchFailed) as error:
             output.seek(0)
-            raise ServerFailed(f"{error}\n{output.read()[-2000:].decode()}") from None
+            raise ServerFailed(f"{error}\n{output.read()[-2000:].decode()}") from error
         finally:
             _stop(child)
 

@@ -12,6 +12,7 @@ rounds' ratios, because a shared machine changes its speed by more than the two 
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -32,12 +33,13 @@ from bench.quality import quality
 from bench.server_process import RunningServer, kvota_server
 from bench.throughput import Rates, Workload, batching, compare
 from bench.waste import waste
-from kvota.model.compiled import KvDtype
+from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, resolve
 from kvota.model.source import open_source
 from kvota.model.weights import WeightFormat
 
 ROWS = ("speed", "batching", "latency", "prefix", "bookkeeping", "waste", "quality")
 RESULTS = Path("bench-results")
+KV_MEMORY = "1GiB"  # far more than 64 short sequences need; the same on every machine
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class Bench:
     model: Path
     vocab_size: int
     threads: int
-    weights: WeightFormat
+    weights: str
     genai_python: Path
     rounds: int
     concurrency: tuple[int, ...]
@@ -58,7 +60,7 @@ class Bench:
 
     @contextmanager
     def server(self) -> Iterator[RunningServer]:
-        flags = ["--weights", self.weights.value]
+        flags = ["--weights", self.weights, "--kv-memory", KV_MEMORY]
         with kvota_server(self.model, self.threads, flags) as server:
             yield server
 
@@ -105,7 +107,7 @@ def batching_row(bench: Bench) -> None:
 
 
 def latency_row(bench: Bench) -> None:
-    executor = load(bench.model, bench.threads, bench.weights, KvDtype.F16)
+    _, executor = load(bench.model, bench.threads, weights=bench.weights)
     with bench.server() as server:
         rounds = 3 if bench.is_quick else 21
         bench.keep("latency", lone_request(server, executor, bench.vocab_size, rounds))
@@ -159,17 +161,17 @@ def main() -> None:
         MEASURE[row](bench)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / time.strftime("speed-%Y%m%d-%H%M%S.json")
-    content = {"machine": machine(), "model": bench.model.name, "weights": bench.weights.value}
+    content = {"machine": machine(), "model": bench.model.name, "weights": bench.weights}
     path.write_text(json.dumps(content | {"rows": bench.results}, indent=1) + "\n")
     bench.console.print(f"\nAll numbers: {path}", highlight=False)
 
 
 def _from_arguments() -> tuple[Bench, list[str]]:
     parser = argparse.ArgumentParser(description="Measure kvota's speed on this machine.")
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name or a GGUF file")
     parser.add_argument("--rows", default=",".join(ROWS), help=f"of {','.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=usable_threads())
-    parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.AUTO)
+    parser.add_argument("--weights", choices=list(WeightFormat), default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", default="1,4,16,32,64")
     parser.add_argument("--tokens", type=int, default=128, help="output tokens per request")
@@ -179,10 +181,11 @@ def _from_arguments() -> tuple[Bench, list[str]]:
     rows = given.rows.split(",")
     if unknown := set(rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
-    vocab_size = open_source(given.model).architecture.vocab_size
+    model = resolve(given.model, cache_dir_of(os.environ))
+    vocab_size = open_source(model).architecture.vocab_size
     concurrency = (1, 4) if given.quick else tuple(map(int, given.concurrency.split(",")))
     bench = Bench(
-        model=given.model,
+        model=model,
         vocab_size=vocab_size,
         threads=given.threads,
         weights=given.weights,

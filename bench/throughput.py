@@ -66,7 +66,7 @@ class Workload:
         return Workload(self.vocab_size, 8)
 
     def prompts(self, concurrency: int, seed: object) -> list[Sequence[int]]:
-        return prompts(concurrency, PROMPT_TOKENS, self.vocab_size, seed)
+        return prompts(concurrency, PROMPT_TOKENS, self.vocab_size, (self.num_tokens, seed))
 
 
 def compare(
