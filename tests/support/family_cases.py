@@ -6,9 +6,8 @@ have gone wrong elsewhere. Used for the golden logits and for the product's own 
 
 from dataclasses import replace
 
-from tests.support.tiny_models import NUM_TRAINED, tiny_architecture, tiny_ropes
-
 from kvota.model.architecture import Architecture
+from tests.support.tiny_models import NUM_TRAINED, tiny_architecture, tiny_ropes
 
 
 def family_cases() -> dict[str, Architecture]:

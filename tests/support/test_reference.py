@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from kvota.model.architecture import Architecture, Rope, RopeKind
 from tests.support.family_cases import family_cases, num_golden_tokens, rope_cases
 from tests.support.reference import (
     dynamic_theta,
@@ -18,8 +20,6 @@ from tests.support.reference import (
     rotate,
 )
 from tests.support.tiny_models import fixed_tokens, random_weights, tiny_architecture
-
-from kvota.model.architecture import Architecture, Rope, RopeKind
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "families.json"
 CASES = family_cases() | rope_cases()

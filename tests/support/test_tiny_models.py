@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
 from tests.support.reference import greedy_tokens, reference_logits, rope_table, rotate
 from tests.support.tiny_gguf import gguf_name, paired_rows, write_gguf
 from tests.support.tiny_models import (

@@ -13,6 +13,8 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+
+from kvota.model.architecture import Architecture, Rope, RopeKind
 from tests.support.reference import rope_frequencies
 from tests.support.tiny_models import (
     CHAT_TEMPLATE,
@@ -22,8 +24,6 @@ from tests.support.tiny_models import (
     tiny_architecture,
 )
 from tests.support.tiny_tokenizer import IM_END_ID, IM_START_ID, SPECIAL_TOKENS, tiny_tokenizer
-
-from kvota.model.architecture import Architecture, Rope, RopeKind
 
 _OUTSIDE_LAYERS = {
     "model.embed_tokens": "token_embd",

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from kvota.model.architecture import Architecture, Rope, RopeKind
 from tests.support.tiny_tokenizer import (
     ENDOFTEXT_ID,
     IM_END_ID,
@@ -23,8 +25,6 @@ from tests.support.tiny_tokenizer import (
     SPECIAL_TOKENS,
     tiny_tokenizer,
 )
-
-from kvota.model.architecture import Architecture, Rope, RopeKind
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 FloatType = Literal["F32", "F16", "BF16"]
