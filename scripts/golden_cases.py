@@ -147,7 +147,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "tools": [WEATHER_TOOL],
     },
     "tool_calls": {
-        "chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+        "chat_template": "{{ tools | length }}{% for m in messages %}"
+        "<{{ m.role }}>{{ m.content or '' }}"
         "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}",
         "messages": TOOL_TURNS,
