@@ -11,10 +11,10 @@ with kvota.
     chat        messages ─▶ text ─▶ ids, with the model's own template
     templates   messages ─▶ text, with templates that use every extension transformers offers
 
-Every number is computed twice and must agree before it is written: tokens step by step with a
-cache by `generate`, logprobs in one pass over prompt and output. The weights are also compared
-with a decoder of Q4_1 and Q8_0 written out below, q and k included: GGUF stores their rows in
-another order, and a wrong order still gives fluent text.
+Output tokens are computed twice and must agree: step by step with a cache by `generate`, and in one
+pass over prompt and output, which also gives the logprobs. Some weights are compared with a decoder
+of Q4_1 and Q8_0 written out below, q and k included: GGUF stores their rows in another order, and a
+wrong order still gives fluent text.
 
 A step whose two best tokens are closer than TIE_NATS has no right answer in float32. Such prompts
 are refused here, so that the test may ask for exact tokens.

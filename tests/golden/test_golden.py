@@ -1,7 +1,8 @@
 """Our executor against Hugging Face's float32 on the default model: the same tokens, exactly.
 
-The values come from scripts/golden.py, which refuses prompts whose two best tokens ever come closer
-than 1e-3 nats. The largest difference in logprobs is measured at 4.3e-5; with f16 weights it is 8e-3.
+The values come from scripts/golden.py, which refuses prompts whose two best tokens ever come
+closer than 1e-3 nats. The largest difference in logprobs is measured at 4.3e-5; with f16 weights it
+is 8e-3.
 """
 
 import json
