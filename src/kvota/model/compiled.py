@@ -44,11 +44,11 @@ class Compiled:
         return BLOCK_SIZE
 
     def executor(self, num_blocks: int, sampler: TokenSampler) -> OpenVinoExecutor:
-        """Allocate `num_blocks` KV blocks and make the executor over them."""
+        """Allocate `num_blocks` KV blocks, and one for padding, and make the executor over them."""
         request = self.compiled_model.create_infer_request()
         caches = []
         for port in _cache_ports(self.compiled_model):
-            tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks, *_block_shape(port)]))
+            tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks + 1, *_block_shape(port)]))
             request.set_tensor(port, tensor)
             caches.append(tensor)
         capacity = Capacity(num_blocks, BLOCK_SIZE, self.bytes_per_block)

@@ -23,7 +23,7 @@ from kvota.core.plan import (
     StepResult,
 )
 from kvota.core.request import TokenLogprobs
-from kvota.model.batch import Batch, ChunkRows, batch, passes
+from kvota.model.batch import Batch, ChunkRows, Paging, batch, passes
 
 _Logits = npt.NDArray[np.float32]
 
@@ -41,7 +41,10 @@ class TokenSampler(Protocol):
 
 
 class OpenVinoExecutor:
-    """The engine's Executor over one compiled model and its KV caches, which never grow."""
+    """The engine's Executor over one compiled model and its KV caches, which never grow.
+
+    `caches` hold one block more than `capacity` says: scratch space for padding.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class OpenVinoExecutor:
         self._request = request
         self._caches = [tensor.data for tensor in caches]
         self._capacity = capacity
+        self._paging = Paging(capacity.block_size, scratch_block=capacity.num_blocks)
         self._sampler = sampler
         self._prompt_rows_max = max(1, PROMPT_LOGITS_BYTES_MAX // (4 * vocab_size))
 
@@ -69,7 +73,7 @@ class OpenVinoExecutor:
         logprobs: list[list[TokenLogprobs]] = [[] for _ in plan.chunks]
         for owned_chunks in passes(plan, self._prompt_rows_max):
             chunks = [chunk for _, chunk in owned_chunks]
-            step = batch(chunks, self._capacity.block_size)
+            step = batch(chunks, self._paging)
             logits = self._forward(step)
             answers = self._sample(chunks, step, logits)
             for (owner, chunk), rows, drawn in zip(owned_chunks, step.rows, answers, strict=True):
@@ -78,8 +82,11 @@ class OpenVinoExecutor:
         return StepResult([ChunkResult(*both) for both in zip(sampled, logprobs, strict=True)])
 
     def logits(self, chunks: Sequence[Chunk]) -> _Logits:
-        """Compute `chunks` into KV; a copy of the rows they ask for, in order. A seam for tests."""
-        return self._forward(batch(chunks, self._capacity.block_size)).copy()
+        """Compute `chunks` into KV in one pass; a copy of the rows they ask for, in order.
+
+        A seam for tests. A chunk must not have both prompt and generated tokens.
+        """
+        return self._forward(batch(chunks, self._paging)).copy()
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
