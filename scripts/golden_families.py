@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+
 from tests.support.family_cases import family_cases, num_golden_tokens, rope_cases
 from tests.support.reference import reference_logits
 from tests.support.tiny_models import fixed_tokens, write_safetensors
