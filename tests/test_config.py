@@ -43,7 +43,7 @@ def test_the_environment_can_hold_a_list() -> None:
         ("port = 1", "unknown section [port]"),
         ("[engine]\nkv_budget_ratio = 1.5", "kv_budget_ratio is 1.5"),
         ("[engine]\nkv_memory = 'much'", 'kv_memory is "much"'),
-        ("[engine]\nmax_num_batched_tokens = 8", "must be at least max_running_requests (64)"),
+        ("[engine]\nmax_num_batched_tokens = 64", "must be more than max_running_requests (64)"),
         ("[model]\nweights = 'int3'", "weights"),
         ("[model]\nthreads = 0", "threads is 0"),
         ("[server]\nport = 70000", "port is 70000"),

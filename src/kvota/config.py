@@ -128,11 +128,11 @@ def _check(config: Config) -> None:
         raise ConfigError(f"port is {server.port}; it must be 0 (any free one) to 65535.")
     if server.max_waiting_queue < 0 or server.drain_timeout_s < 0:
         raise ConfigError("max_waiting_queue and drain_timeout_s must not be negative.")
-    if engine.max_num_batched_tokens < engine.max_running_requests:
+    if engine.max_num_batched_tokens <= engine.max_running_requests:
         raise ConfigError(
-            f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be at least "
+            f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be more than "
             f"max_running_requests ({engine.max_running_requests}): every running request takes "
-            "one token of each step."
+            "one token of each step, and prompts need the rest."
         )
     if engine.kv_memory is not None:
         parse_size(engine.kv_memory, "kv_memory")

@@ -304,3 +304,12 @@ def test_every_choice_has_a_grammar_of_its_own() -> None:
     world.submit("a", new_constraint=lambda: _Grammar(3), n=2)
     world.run()
     assert [world.text("a", choice) for choice in (0, 1)] == ["bbb", "ccc"]
+
+
+def test_without_a_prefix_cache_nothing_is_found_again() -> None:
+    world = EngineWorld(HashingExecutor(16, 16), prefix_cache=False)
+    for name in ("cold", "again"):
+        world.submit(name, prompt=range(40))
+        world.run()
+    assert world.prompt_read("again").cached_tokens == 0
+    assert world.tokens("cold") == world.tokens("again")

@@ -233,3 +233,8 @@ def test_check_sees_a_block_that_two_tables_claim() -> None:
 def test_a_block_holds_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         KVCache(4, 0)
+
+
+def test_a_cache_without_prefixes_says_so() -> None:
+    assert KVCache(8, 4).has_prefix_cache
+    assert not KVCache(8, 4, prefix_cache=False).has_prefix_cache

@@ -38,6 +38,7 @@ class EngineWorld:
         executor: Executor | None = None,
         *,
         vocabulary: Vocabulary = HASHING_VOCABULARY,
+        prefix_cache: bool = True,
         **limits: Any,
     ) -> None:
         self.executor = executor or HashingExecutor(num_blocks=64, block_size=4)
@@ -46,7 +47,8 @@ class EngineWorld:
         self.mailbox = Mailbox()
         self.observer = NullObserver()
         self.scheduler = Scheduler(
-            KVCache(capacity.num_blocks, capacity.block_size), SchedulerLimits(**limits)
+            KVCache(capacity.num_blocks, capacity.block_size, prefix_cache=prefix_cache),
+            SchedulerLimits(**limits),
         )
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.engine = Engine(

@@ -52,10 +52,13 @@ Script = Callable[[Request], Sequence[Event]]
 
 
 def says(*pieces: str, finish: FinishReason = FinishReason.STOP, cached: int = 0) -> Script:
-    """Each choice says the pieces, one token each, and ends."""
+    """Each choice says the pieces, one token each, and ends; none when no token is wanted."""
 
     def script(request: Request) -> Sequence[Event]:
         events: list[Event] = [read(request, cached)]
+        if request.max_tokens == 0:
+            ends = [Delta(choice, "", finish=FinishReason.LENGTH) for choice in range(request.n)]
+            return [*events, *ends, ended(request, output=0, cached=cached)]
         last = len(pieces) - 1
         for number, piece in enumerate(pieces):
             for choice in range(request.n):

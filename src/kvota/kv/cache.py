@@ -73,7 +73,8 @@ class KVCache:
     """All KV memory of one model.
 
     `namespace` names everything that changes KV for all requests alike: model, adapter, cache
-    type. `hash_block` is there so that tests can make hashes collide.
+    type. With `prefix_cache` False nobody should ask for a chain. `hash_block` is there so that
+    tests can make hashes collide.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class KVCache:
         block_size: int,
         *,
         namespace: str = "",
+        prefix_cache: bool = True,
         hash_block: BlockHash = sha256_block,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, got {block_size}")
         self.block_size = block_size
         self._namespace = namespace
+        self.has_prefix_cache = prefix_cache
         self._hash_block = hash_block
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, self._index.forget)

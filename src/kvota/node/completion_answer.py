@@ -24,7 +24,6 @@ class CompletionWish:
 
     n: int
     echo: bool
-    only_echo: bool  # max_tokens 0: the sampled token is not shown
     logprobs: bool
     prompt_logprobs: bool
     token_ids: bool
@@ -99,8 +98,7 @@ class CompletionAnswer:
         """The text and, apart from it, the end: OpenAI's last chunk has no text."""
         wish, number = self._wish, index * self._wish.n + delta.choice
         choices = []
-        show = not wish.only_echo
-        if show and (delta.text or (delta.token_ids and (wish.logprobs or wish.token_ids))):
+        if delta.text or (delta.token_ids and (wish.logprobs or wish.token_ids)):
             choices.append(
                 CompletionChoice(
                     index=number,
@@ -112,8 +110,9 @@ class CompletionAnswer:
                 )
             )
         if delta.finish is not None:
-            finish = delta.finish.value if show else "length"
-            choices.append(CompletionChoice(index=number, text="", finish_reason=finish))
+            choices.append(
+                CompletionChoice(index=number, text="", finish_reason=delta.finish.value)
+            )
         return choices
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, KvotaError, Outcome
+from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestTimeout
 from kvota.core.request import Delta, PromptRead, Request
 from kvota.node.answer import Chunk, coalesced, usage_of
 from kvota.node.arrival import Arrival, Arrivals, client_id
@@ -24,13 +24,16 @@ from kvota.node.exchange import Exchange
 from kvota.node.generation import Generation
 from kvota.node.intake import Prepared
 from kvota.node.ports import RecordRequest, RequestRecord, Runner
-from kvota.node.problems import error_code, error_headers, error_response, outcome_of
+from kvota.node.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.node.settings import HttpSettings
 from kvota.wire import sse
 from kvota.wire.decode import BodyDecoder
 from kvota.wire.responses import Usage
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+# The engine ends what is late between two steps; this much later the answer goes out without it.
+ENGINE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +116,13 @@ class _Service:
         """Wait for the whole answer, then send it."""
         answer = prepared.answer
         chunks: list[Chunk] = []
-        async for index, events in generation.events():
-            for event in events:
-                chunks.extend(answer.chunks(index, event))
+        async with self._in_time(prepared):
+            async for index, events in generation.events():
+                for event in events:
+                    chunks.extend(answer.chunks(index, event))
         tally = generation.tally
         body = answer.completed(chunks, self._usage(prepared, generation))
-        headers = [
-            (b"x-kvota-cached-tokens", b"%d" % tally.cached_tokens),
-            (b"x-kvota-queue-ms", b"%d" % round(1000 * (tally.queued_s or 0.0))),
-        ]
+        headers = _measured(tally.cached_tokens, tally.queued_s or 0.0)
         await self._exchange.respond(200, body, headers)
 
     async def stream(self, prepared: Prepared, generation: Generation) -> None:
@@ -136,23 +137,38 @@ class _Service:
         for chunk in answer.opening():
             meter.stamp(chunk)
             buffer.add(chunk)
-        async for index, events in generation.events():
-            for event in coalesced(events):
-                meter.see(event)
-                for chunk in answer.chunks(index, event):
-                    meter.stamp(chunk)
-                    buffer.add(chunk)
-            if not has_begun and any(isinstance(event, Delta) for event in events):
-                has_begun = True
-                cached = (b"x-kvota-cached-tokens", b"%d" % meter.cached_tokens)
-                exchange.headers.append(cached)
-            if has_begun and buffer:
-                with suppress(ClientClosed):  # on_gone has cancelled; read on to the end
-                    await exchange.write(buffer.take())
+        async with self._in_time(prepared):
+            async for index, events in generation.events():
+                for event in coalesced(events):
+                    meter.see(event)
+                    for chunk in answer.chunks(index, event):
+                        meter.stamp(chunk)
+                        buffer.add(chunk)
+                if not has_begun and any(isinstance(event, Delta) for event in events):
+                    has_begun = True
+                    exchange.headers += _measured(meter.cached_tokens, meter.queued_s)
+                if has_begun and buffer:
+                    with suppress(ClientClosed):  # on_gone has cancelled; read on to the end
+                        await exchange.write(buffer.take())
         if prepared.wants_usage:
             buffer.add(answer.usage_chunk(self._usage(prepared, generation)))
         buffer.add_done()
         await exchange.write(buffer.take(), last=True)
+
+    @asynccontextmanager
+    async def _in_time(self, prepared: Prepared) -> AsyncIterator[None]:
+        """Raises RequestTimeout when the engine, stuck in a step, cannot end the request itself."""
+        deadline_s = prepared.requests[0].deadline_s
+        assert deadline_s is not None
+        left_s = deadline_s - self._edge.clock.now()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0) + ENGINE_GRACE_S):
+                yield
+        except TimeoutError:
+            limit_s = deadline_s - self.arrived_s
+            raise RequestTimeout(
+                f"The answer was not complete after {limit_s:.3g} s, its time limit."
+            ) from None
 
     async def answer_failure(self, error: KvotaError) -> None:
         """Say what went wrong, in whatever way is still possible."""
@@ -200,7 +216,7 @@ class _Service:
 
     def _usage(self, prepared: Prepared, generation: Generation) -> Usage:
         tally = generation.tally
-        output = tally.output_tokens if prepared.has_output else 0
+        output = tally.output_tokens
         return usage_of(prepared.prompt_tokens, tally.cached_tokens, output)
 
 
@@ -211,11 +227,13 @@ class _Meter:
         self._prepared = prepared
         self.cached_tokens = 0
         self._output_tokens = 0
+        self.queued_s = 0.0
 
     def see(self, event: PromptRead | Delta) -> None:
         if isinstance(event, PromptRead):
             self.cached_tokens += event.cached_tokens
-        elif self._prepared.has_output:
+            self.queued_s = max(self.queued_s, event.queued_s)
+        else:
             self._output_tokens += len(event.token_ids)
 
     def stamp(self, chunk: Chunk) -> None:
@@ -226,6 +244,14 @@ class _Meter:
             )
         elif self._prepared.wants_usage:
             chunk.usage = None
+
+
+def _measured(cached_tokens: int, queued_s: float) -> RawHeaders:
+    """The headers that tell what the request met on its way to the first token."""
+    return [
+        (b"x-kvota-cached-tokens", b"%d" % cached_tokens),
+        (b"x-kvota-queue-ms", b"%d" % round(1000 * queued_s)),
+    ]
 
 
 def _ending(

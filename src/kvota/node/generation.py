@@ -111,13 +111,17 @@ async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, 
         return
     iterators = [aiter(stream) for stream in streams]
     waiting = {_next(iterator): index for index, iterator in enumerate(iterators)}
-    while waiting:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in sorted(done, key=lambda task: waiting[task]):
-            index = waiting.pop(task)
-            if (events := task.result()) is not None:
-                waiting[_next(iterators[index])] = index
-                yield index, events
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: waiting[task]):
+                index = waiting.pop(task)
+                if (events := task.result()) is not None:
+                    waiting[_next(iterators[index])] = index
+                    yield index, events
+    finally:
+        for task in waiting:  # left only when the reader has stopped early
+            task.cancel()
 
 
 def _next(iterator: AsyncIterator[list[Event]]) -> "asyncio.Task[list[Event] | None]":

@@ -41,7 +41,6 @@ class Prepared:
     is_stream: bool
     wants_usage: bool  # a usage chunk at the end of the stream
     wants_running_usage: bool  # and usage so far on every chunk
-    has_output: bool = True  # False: only the echo is wanted, the sampled token does not count
 
     @property
     def prompt_tokens(self) -> int:
@@ -117,7 +116,7 @@ class Intake:
         wish, names = _completion_wish(body), _names(model, body)
         texts = given.texts or [names.text(ids) for ids in prompts]
         answer = CompletionAnswer(heading, wish, names, prompts, texts)
-        return _prepared(body, model, requests, answer, has_output=not wish.only_echo)
+        return _prepared(body, model, requests, answer)
 
     async def _encode(
         self, texts: list[str], body: CompletionRequest, model: ServedModel
@@ -185,11 +184,12 @@ def _chat_limit(body: ChatRequest, num_prompt: int, model: ServedModel) -> int:
 def _completion_limits(
     body: CompletionRequest, prompts: Sequence[Sequence[int]], model: ServedModel
 ) -> list[int]:
-    """For each prompt. The engine has no request without output, so an echo alone costs a token."""
+    """For each prompt; 0 is allowed, for an echo alone."""
     budget = OutputBudget(model.max_model_len, prompt_field="prompt", limit_field="max_tokens")
-    asked = 1 if body.max_tokens == 0 else body.max_tokens
     return [
-        budget.granted(len(prompt), asked, body.min_tokens, default=COMPLETION_TOKENS_DEFAULT)
+        budget.granted(
+            len(prompt), body.max_tokens, body.min_tokens, default=COMPLETION_TOKENS_DEFAULT
+        )
         for prompt in prompts
     ]
 
@@ -198,7 +198,6 @@ def _completion_wish(body: CompletionRequest) -> CompletionWish:
     return CompletionWish(
         n=body.n or 1,
         echo=bool(body.echo),
-        only_echo=body.max_tokens == 0,
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
@@ -229,9 +228,8 @@ def _compilation(form: checks.Form, model: ServedModel) -> Callable[[], NewConst
 
 
 def _prepared(
-    body: GenerationFields, model: ServedModel, requests: tuple[Request, ...], answer: Answer, *,
-    has_output: bool = True,
-) -> Prepared:  # fmt: skip
+    body: GenerationFields, model: ServedModel, requests: tuple[Request, ...], answer: Answer
+) -> Prepared:
     options = body.stream_options
     return Prepared(
         model=model.name,
@@ -242,7 +240,6 @@ def _prepared(
         wants_running_usage=bool(
             options and options.include_usage and options.continuous_usage_stats
         ),
-        has_output=has_output,
     )
 
 

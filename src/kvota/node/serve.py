@@ -136,7 +136,12 @@ def build_node(
     engine = Engine(
         executor,
         Scheduler(
-            KVCache(capacity.num_blocks, capacity.block_size, namespace=served.name),
+            KVCache(
+                capacity.num_blocks,
+                capacity.block_size,
+                namespace=served.name,
+                prefix_cache=engine_settings.prefix_cache,
+            ),
             _limits(engine_settings),
         ),
         vocabulary=vocabulary,

@@ -153,7 +153,8 @@ class Roster:
         """The sequence that reads the prompt for all choices."""
         request = group.request
         tokens = list(request.prompt)
-        chain = self._cache.chain(tokens, request.cache_salt) if request.use_prefix_cache else None
+        is_cached = request.use_prefix_cache and self._cache.has_prefix_cache
+        chain = self._cache.chain(tokens, request.cache_salt) if is_cached else None
         choices = range(request.n if request.max_tokens else 0)
         first = Sequence(
             id=self._next_id(),
