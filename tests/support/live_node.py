@@ -8,7 +8,7 @@ import asyncio
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -134,6 +134,16 @@ class LiveNode(Client):
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result(PATIENCE_S)
+
+    @property
+    def client_ports(self) -> set[int]:
+        """The far ends of the connections that the server holds open."""
+        return set(self.on_loop(self._client_ports))
+
+    def _client_ports(self) -> list[int]:
+        assert self._server is not None
+        connections: Iterable[Any] = self._server.server_state.connections
+        return [connection.client[1] for connection in connections if connection.client]
 
     def num_tasks(self) -> int:
         """Tasks on the server's loop, less the one that counts them."""

@@ -10,6 +10,7 @@ it, so temperatures, seeds, biases, grammars and log probabilities are the real 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from zlib import crc32
@@ -126,11 +127,14 @@ class Stage(HashingExecutor):
         self.gate = Gate()
         self.play: Play = babble
         self.poison: frozenset[int] = frozenset()
+        self.step_s = 0.0  # what each step takes, where a test needs a slow model
+        self.plans: list[StepPlan] = []
         self._sampler = Sampler(VOCAB_SIZE)
 
     def reset(self) -> None:
         """Back to babbling at full speed."""
-        self.play, self.poison = babble, frozenset()
+        self.play, self.poison, self.step_s = babble, frozenset(), 0.0
+        self.plans.clear()
         self.gate.open()
 
     @contextmanager
@@ -144,6 +148,9 @@ class Stage(HashingExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.gate.pass_through()
+        self.plans.append(plan)
+        if self.step_s:
+            time.sleep(self.step_s)
         if any(self.poison.intersection(chunk.token_ids) for chunk in plan.chunks):
             raise RuntimeError("a poisoned token")
         return super().execute(plan)
