@@ -7,7 +7,7 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint bench lock clean
+.PHONY: serve test lint bench golden lock clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -40,9 +40,27 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.run .venv-bench/.done
+	$(BIN)/python -m bench.speed $(ARGS)
+
+.venv-bench/.done: requirements/bench.lock
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bench.lock
+	@touch $@
+
+golden: .venv-golden/.done
+	.venv-golden/bin/python -m scripts.golden
+
+.venv-golden/.done: requirements/golden.in
+	test -x .venv-golden/bin/python || $(PYTHON) -m venv .venv-golden
+	.venv-golden/bin/python -m pip install -q --disable-pip-version-check -r requirements/golden.in
+	@touch $@
+
 lock:
-	uv pip compile -q --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock' requirements/run.in -o requirements/run.lock
-	uv pip compile -q --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock' requirements/dev.in -o requirements/dev.lock
+	for name in run dev bench; do \
+	  uv pip compile -q --universal --generate-hashes --python-version 3.11 \
+	    --custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.lock || exit 1; \
+	done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-golden .mypy_cache .ruff_cache .pytest_cache .hypothesis

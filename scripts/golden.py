@@ -84,7 +84,8 @@ def decode_blocks(raw: np.ndarray, kind: str) -> np.ndarray:
     blocks = raw.reshape(-1, 20)
     scale, low = blocks[:, :4].copy().view(np.float16).astype(np.float32).T
     nibbles = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-    return nibbles * scale[:, None] + low[:, None]
+    values: np.ndarray = nibbles * scale[:, None] + low[:, None]
+    return values
 
 
 def in_halves(matrix: np.ndarray, num_heads: int) -> np.ndarray:

@@ -1,4 +1,5 @@
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def test_what_an_operator_can_fix_is_one_message_and_no_traceback(
     assert code == cli.EXIT_STARTUP_FAILED
     assert said in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_no_command_but_serve_brings_in_openvino() -> None:
+    code = "import sys, kvota.cli; sys.exit('openvino' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
