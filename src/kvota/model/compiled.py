@@ -9,12 +9,14 @@ The KV budget depends on how much memory the weights took, so the two are separa
 import ctypes
 import gc
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import openvino as ov
 
-from kvota.core.plan import Capacity
+from kvota.core.plan import Capacity, Chunk, Draw, Sampled
+from kvota.core.request import TokenLogprobs
 from kvota.model.executor import OpenVinoExecutor, TokenSampler
 from kvota.model.paged import BLOCK_SIZE, KEY_CACHE, VALUE_CACHE, PagedModel
 from kvota.model.threads import usable_cores
@@ -26,6 +28,18 @@ class KvDtype(StrEnum):
     F32 = "f32"
     F16 = "f16"
     U8 = "u8"
+
+
+class _NoSampler:
+    """For passes whose logits nobody reads."""
+
+    def sample(self, logits: object, draws: Sequence[Draw]) -> Sequence[Sampled]:
+        raise AssertionError("warming up draws nothing")
+
+    def prompt_logprobs(
+        self, logits: object, next_tokens: Sequence[int], num_top: int
+    ) -> Sequence[TokenLogprobs]:
+        raise AssertionError("warming up reads no logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,17 @@ class Compiled:
         capacity = Capacity(num_blocks, BLOCK_SIZE, self.bytes_per_block)
         return OpenVinoExecutor(request, caches, capacity, sampler, vocab_size=self.vocab_size)
 
+    def warm_up(self) -> None:
+        """Run two passes, so that weights are packed for the kernels and their memory is counted.
+
+        The plugin packs weights when it first needs them, in one layout for up to 4 rows and in
+        another for more. A process weighed before that is lighter than it will be.
+        """
+        executor = self.executor(1, _NoSampler())
+        for num_tokens in (2, BLOCK_SIZE):
+            tokens = [0] * num_tokens
+            executor.logits([Chunk(0, tokens, 0, (0,), prompt_logprobs=0, next_token=0)])
+
 
 def compile_model(
     paged: PagedModel, *, kv_dtype: KvDtype = KvDtype.F16, num_threads: int | None = None
@@ -67,23 +92,25 @@ def compile_model(
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": paged.input_group,
         "KV_CACHE_PRECISION": kv_dtype.value,
         # By channel, a block's keys are rounded again whenever it grows, so that values would
         # depend on how a prompt was cut into chunks.
         "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
     }
     compiled_model = ov.Core().compile_model(paged.model, "CPU", settings)
-    return_free_memory()
     ports = _cache_ports(compiled_model)
     assert len(ports) == 2 * paged.num_layers, "every layer has one key and one value cache"
-    return Compiled(
+    compiled = Compiled(
         compiled_model=compiled_model,
         vocab_size=paged.vocab_size,
         max_position=paged.max_position,
         num_threads=threads,
         bytes_per_block=sum(_block_bytes(port) for port in ports),
     )
+    compiled.warm_up()
+    return_free_memory()
+    return compiled
 
 
 def return_free_memory() -> None:

@@ -20,6 +20,7 @@ from openvino.op import _PagedAttentionExtension
 from kvota.core.errors import ModelError
 from kvota.model.architecture import Architecture, Weight, WeightSource
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
+from kvota.model.precision import input_group, resolved
 from kvota.model.rope import Rotation, rotation
 from kvota.model.weights import WeightFormat, encode, matrix_node, stacked
 
@@ -27,13 +28,13 @@ from kvota.model.weights import WeightFormat, encode, matrix_node, stacked
 def build_graph(
     source: WeightSource, weight_format: WeightFormat, *, context_len: int | None = None
 ) -> PagedModel:
-    """The paged graph of `source`, matrices stored as `weight_format` (not `auto`).
+    """The paged graph of `source`, matrices stored as `weight_format`.
 
     `context_len` is the longest context that will be served; it matters only to rotary rules that
     depend on the length. Reads one weight at a time. Raises ModelError for a missing or misshapen
     weight and UnsupportedModel for arithmetic that kvota does not have.
     """
-    return _GraphBuilder(source, weight_format, context_len).build()
+    return _GraphBuilder(source, resolved(weight_format), context_len).build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class _GraphBuilder:
     ) -> None:
         self._arch = source.architecture
         self._weights = _Weights(source, weight_format)
+        self._input_group = input_group(weight_format)
         # A vocabulary matrix at 4 bits costs more quality than it saves memory.
         is_int4 = weight_format is WeightFormat.INT4
         self._vocabulary_format = WeightFormat.INT8 if is_int4 else weight_format
@@ -111,7 +113,9 @@ class _GraphBuilder:
         logits = ops.matmul(hidden, head, False, True)
         logits.output(0).set_names({"logits"})
         model = ov.Model([ops.result(logits)], [*step.parameters.values(), *caches], a.family)
-        return PagedModel(model, a.num_layers, a.vocab_size, a.max_position)
+        return PagedModel(
+            model, a.num_layers, a.vocab_size, a.max_position, input_group=self._input_group
+        )
 
     def _vocabulary(self, name: str) -> Node:
         sizes = {name: self._arch.vocab_size}

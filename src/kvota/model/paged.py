@@ -31,3 +31,4 @@ class PagedModel:
     num_layers: int
     vocab_size: int
     max_position: int  # longest context its rotary positions are good for
+    input_group: int = 0  # inputs of products rounded to int8 by so many; 0: not rounded

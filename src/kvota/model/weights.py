@@ -1,7 +1,7 @@
 """How a weight matrix is kept in memory, and how the graph gets numbers back out of it.
 
     f32, f16   the numbers themselves
-    int8       w ≈ scale · code               one f16 scale for every `group` inputs of an output
+    int8       w ≈ scale · code               one f16 scale for every 32 inputs of an output
     int4       w ≈ scale · (code − zero)      the same, 16 levels, with a zero point
 
 An [n, k] matrix in groups of g is stored as codes [n, k/g, g] and scales [n, k/g, 1]. The CPU
@@ -21,6 +21,7 @@ from openvino import Node, Type
 
 _Floats = npt.NDArray[np.float32]
 
+GROUP = 32
 _SLICE_ELEMENTS = 4_000_000  # rows are encoded this many numbers at a time, to bound temporaries
 
 
@@ -52,9 +53,9 @@ class Matrix:
         return sum(part.nbytes for part in kept if part is not None)
 
 
-def group_size(num_inputs: int, preferred: int = 64) -> int:
-    """Inputs that share a scale: `preferred`, else 32, else all of them."""
-    return next((g for g in (preferred, 32) if num_inputs % g == 0), num_inputs)
+def group_size(num_inputs: int) -> int:
+    """Inputs that share a scale: 32, or all of them where 32 does not divide."""
+    return GROUP if num_inputs % GROUP == 0 else num_inputs
 
 
 def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
@@ -67,8 +68,8 @@ def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
             return Matrix(shape, values.astype(np.float16))
         case WeightFormat.INT8:
             return _encode_int8(values, group_size(shape[1]))
-        case WeightFormat.INT4 if group_size(shape[1], 32) < shape[1]:
-            return _encode_int4(values, group_size(shape[1], 32))
+        case WeightFormat.INT4 if group_size(shape[1]) < shape[1]:
+            return _encode_int4(values, group_size(shape[1]))
         case WeightFormat.INT4:  # one scale for a whole row is too coarse for 16 levels
             return _encode_int8(values, group_size(shape[1]))
         case WeightFormat.AUTO:
