@@ -1,10 +1,12 @@
 """Nodes on real ports for tests that come from outside."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.live_node import LiveNode, live_node
+from tests.support.serve_process import ServeProcess, serve_process, write_long_model
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +23,23 @@ def node(shared_node: LiveNode) -> Iterator[LiveNode]:
     shared_node.stage.reset()
     shared_node.wait_idle()
     assert shared_node.get("/health").status == 200
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tiny model of 16,384 tokens of context."""
+    return write_long_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def served_process(long_model: Path) -> Iterator[ServeProcess]:
+    with serve_process(long_model, "--kv-memory", "32MiB") as process:
+        yield process
+        assert process.is_running, process.errors
+
+
+@pytest.fixture
+def process(served_process: ServeProcess) -> Iterator[ServeProcess]:
+    """One `kvota serve` for all tests, at rest before and after each."""
+    yield served_process
+    served_process.wait_idle()

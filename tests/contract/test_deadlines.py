@@ -1,17 +1,15 @@
 """Time limits and clients that leave: work ends, blocks come back, somebody is told."""
 
-import socket
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 
 from kvota.core.clock import ManualClock
 from tests.support.http_client import COMPLETIONS
 from tests.support.live_node import MODEL, LiveNode, live_node, until
+from tests.support.raw_http import RawPost
 from tests.support.stage import Stage, says
 from tests.support.tiny_tokenizer import byte_ids
 
@@ -28,35 +26,6 @@ def has_computed(node: LiveNode, beginning: list[int]) -> bool:
     return any(list(chunk.token_ids[: len(beginning)]) == beginning for chunk in chunks)
 
 
-class RawPost:
-    """A request whose connection can be cut at any moment, politely or not."""
-
-    def __init__(self, node: LiveNode, path: str, body: dict[str, Any]) -> None:
-        content = msgspec.json.encode({"model": MODEL, **body})
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-        self._node = node
-        self.socket = socket.create_connection(("127.0.0.1", node.port), timeout=20)
-        self._port: int = self.socket.getsockname()[1]
-        self.socket.sendall(head.encode() + content)
-
-    def read_until(self, mark: bytes) -> None:
-        seen = b""
-        while mark not in seen:
-            part = self.socket.recv(65536)
-            assert part, seen
-            seen += part
-
-    def leave(self, *, reset: bool) -> None:
-        """Close, and return when the server's event loop has seen it."""
-        if reset:
-            linger = struct.pack("ii", 1, 0)
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.socket.close()
-        until(lambda: self._port not in self._node.client_ports, "the close to be seen")
-        for _ in range(5):  # turns of the loop: the watcher wakes, the letter is posted
-            self._node.on_loop(lambda: None)
-
-
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("num_tokens", [3, 0])
 @pytest.mark.parametrize("stream", [True, False])
@@ -66,16 +35,17 @@ def test_work_stops_when_the_client_leaves(
     """C01, C02: after some tokens or while the prompt is read; closed or reset"""
     gone, completed = ended(node, "client_closed"), ended(node, "completed")
     generated = node.metric(GENERATED)
-    body = {"prompt": [70] * 200, "max_tokens": 800, "stream": stream, "use_prefix_cache": False}
+    body = {"model": MODEL, "prompt": [70] * 200, "max_tokens": 800, "stream": stream}
+    body |= {"use_prefix_cache": False}
     with node.stage.held() as gate:
         num_prefill = 4  # 200 tokens in steps of 64
         gate.allow(num_prefill + num_tokens - 1 if num_tokens else 2)
-        post = RawPost(node, COMPLETIONS, body)
+        post = RawPost(node.port, COMPLETIONS, body)
         gate.wait_for_step()
         if stream and num_tokens:
             post.read_until(b"data: ")
         assert node.num_blocks_used > 0
-        post.leave(reset=reset)
+        post.leave(node, reset=reset)
     node.wait_idle()
     until(lambda: ended(node, "client_closed") == gone + 1, "the record of it")
     assert ended(node, "completed") == completed
@@ -91,10 +61,10 @@ def test_every_choice_of_a_body_stops_when_the_client_leaves(
     generated = node.metric(GENERATED)
     with node.stage.held() as gate:
         gate.allow(3)
-        post = RawPost(node, COMPLETIONS, {**fields, "max_tokens": 800})
+        post = RawPost(node.port, COMPLETIONS, {"model": MODEL, **fields, "max_tokens": 800})
         gate.wait_for_step()
         assert node.num_open == 3
-        post.leave(reset=False)
+        post.leave(node)
     node.wait_idle()
     assert node.metric(GENERATED) <= generated + 3 * 4
 
@@ -105,11 +75,12 @@ def test_requests_cut_while_waiting_leave_their_places_and_never_run() -> None:
         with ThreadPoolExecutor() as pool, node.stage.held() as gate:
             busy = pool.submit(node.complete, "busy", max_tokens=20)
             gate.wait_for_step()
-            cut = [RawPost(node, COMPLETIONS, {"prompt": [80] * 50}) for _ in range(3)]
+            body = {"model": MODEL, "prompt": [80] * 50}
+            cut = [RawPost(node.port, COMPLETIONS, body) for _ in range(3)]
             until(lambda: node.num_open == 4, "the line to be full")
             assert node.complete("one more").status == 503
             for post in reversed(cut):
-                post.leave(reset=False)
+                post.leave(node)
             gate.allow(2)  # the step under way, and the turn that reads the letters
             until(lambda: node.num_open == 1, "the places to be free")
             new = [pool.submit(node.complete, "new", max_tokens=2) for _ in range(3)]
