@@ -1,0 +1,126 @@
+"""What storage keeps of a matrix, and that the kernels multiply with exactly that."""
+
+import gc
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import openvino.opset13 as ops
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from kvota.model.weights import (
+    GROUP,
+    Matrix,
+    WeightFormat,
+    decode,
+    encode,
+    group_size,
+    matrix_node,
+    stacked,
+)
+
+Floats = npt.NDArray[np.float32]
+STORED = [WeightFormat.F32, WeightFormat.F16, WeightFormat.INT8, WeightFormat.INT4]
+
+
+def normal(num_outputs: int, num_inputs: int, seed: int = 0) -> Floats:
+    chance = np.random.default_rng(seed)
+    return chance.standard_normal((num_outputs, num_inputs)).astype(np.float32)
+
+
+def product(matrix: Matrix, x: Floats) -> Floats:
+    """x · matrixᵀ by OpenVINO's kernels, with inputs left exact. The matrix is forgotten first."""
+    node = matrix_node(matrix)
+    del matrix
+    gc.collect()
+    vectors = ops.parameter([-1, x.shape[1]], ov.Type.f32)
+    model = ov.Model([ops.result(ops.matmul(vectors, node, False, True))], [vectors])
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    result: Floats = ov.Core().compile_model(model, "CPU", exact)(x)[0]
+    return result
+
+
+class TestTheKernelsMultiplyWithTheDecodedNumbers:
+    @pytest.mark.parametrize("weight_format", STORED)
+    @pytest.mark.parametrize("num_inputs", [64, 96, 40])  # two groups, three, none
+    @pytest.mark.parametrize("num_rows", [1, 3, 40])
+    def test_in_every_format(
+        self, weight_format: WeightFormat, num_inputs: int, num_rows: int
+    ) -> None:
+        values = normal(33, num_inputs)
+        matrix = encode(values, weight_format)
+        expected = normal(num_rows, num_inputs, seed=1) @ decode(matrix).T
+        got = product(encode(values, weight_format), normal(num_rows, num_inputs, seed=1))
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+
+    @pytest.mark.parametrize("weight_format", STORED)
+    def test_stacked(self, weight_format: WeightFormat) -> None:
+        parts = [encode(normal(n, 64, seed=n), weight_format) for n in (3, 8, 1)]
+        expected = normal(5, 64) @ np.concatenate([decode(part) for part in parts]).T
+        np.testing.assert_allclose(product(stacked(parts), normal(5, 64)), expected, atol=1e-4)
+
+
+class TestRounding:
+    finite = arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 3), st.sampled_from([8, 32, 64])),
+        elements=st.floats(-1000, 1000, width=32),
+    )
+
+    @given(finite)
+    @settings(max_examples=60, deadline=None)
+    def test_int8_is_within_half_a_step_of_every_number(self, values: Floats) -> None:
+        matrix = encode(values, WeightFormat.INT8)
+        assert matrix.scales is not None
+        step = np.repeat(matrix.scales.astype(np.float32), group_size(values.shape[1]), axis=2)
+        error = np.abs(decode(matrix) - values).reshape(step.shape)
+        tiny = np.float32(2.0**-18)  # below f16's range a scale has few digits, or is 0
+        assert (error <= step * 0.5001 + tiny).all()
+
+    @given(finite)
+    @settings(max_examples=60, deadline=None)
+    def test_int4_is_within_a_step_and_a_half(self, values: Floats) -> None:
+        matrix = encode(values, WeightFormat.INT4)
+        assert matrix.scales is not None
+        step = np.repeat(matrix.scales.astype(np.float32), group_size(values.shape[1]), axis=2)
+        error = np.abs(decode(matrix) - values).reshape(step.shape)
+        assert (error <= step * 1.5001 + 2.0**-18).all()
+
+    def test_exact_formats_change_nothing_or_round_to_half(self) -> None:
+        values = normal(4, 32)
+        np.testing.assert_array_equal(decode(encode(values, WeightFormat.F32)), values)
+        halves = values.astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(decode(encode(values, WeightFormat.F16)), halves)
+
+    def test_zeros_stay_zeros(self) -> None:
+        zeros = np.zeros((2, 64), np.float32)
+        for weight_format in STORED:
+            np.testing.assert_array_equal(decode(encode(zeros, weight_format)), zeros)
+
+    def test_an_outlier_costs_only_its_own_group_precision(self) -> None:
+        values = normal(1, 64)
+        values[0, 0] = 1000.0
+        error = np.abs(decode(encode(values, WeightFormat.INT8)) - values)[0]
+        assert error[GROUP:].max() < 0.02 < error[:GROUP].max()
+
+
+def test_groups_are_32_where_that_divides_and_whole_rows_elsewhere() -> None:
+    assert [group_size(n) for n in (32, 64, 576, 40)] == [32, 32, 32, 40]
+
+
+def test_sizes_are_what_the_formats_promise() -> None:
+    sizes = {f: encode(normal(64, 64), f).num_bytes / 64**2 for f in STORED}
+    assert sizes[WeightFormat.F32] == 4.0
+    assert sizes[WeightFormat.F16] == 2.0
+    assert sizes[WeightFormat.INT8] == 1.0 + 2 / GROUP
+    assert sizes[WeightFormat.INT4] == 0.5 + 2 / GROUP + 0.5 / GROUP
+
+
+def test_a_large_matrix_is_encoded_in_slices_that_do_not_show() -> None:
+    values = normal(5000, 1024)  # more than one slice
+    part = encode(values[4500:4600], WeightFormat.INT8)
+    whole = encode(values, WeightFormat.INT8)
+    np.testing.assert_array_equal(whole.codes[4500:4600], part.codes)
