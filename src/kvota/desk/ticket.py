@@ -1,0 +1,151 @@
+"""A request at the desk: what it asks, what the desk answers, and the stages of its life.
+
+    QUEUED ───▶ GRANTED ───▶ RUNNING          QUEUED   in line, holds nothing
+       │          ▲  │  ╲       │             GRANTED  holds a lease, no token yet
+       │          │  │   ╲      │             RUNNING  has produced a token
+       │       PAUSED◀── PAUSING              PAUSING  asked to give its KV back, still holds it
+       │          │  │      │   │             PAUSED   in line again, at its front
+       ▼          ▼  ▼      ▼   ▼             CLOSING  ended; the engine still holds its blocks
+     CLOSED ◀────── CLOSING ◀───              CLOSED   gone; nothing may follow
+
+A ticket that holds KV goes to CLOSED by way of `release`, which says that its blocks are back.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from kvota.core.errors import Outcome, Refusal
+from kvota.core.request import Band
+
+
+class Lane(StrEnum):
+    SHORT = "short"
+    LONG = "long"
+
+
+class Stage(Enum):
+    QUEUED = "queued"
+    GRANTED = "granted"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
+    Stage.QUEUED: frozenset({Stage.GRANTED, Stage.CLOSED}),
+    Stage.GRANTED: frozenset({Stage.RUNNING, Stage.PAUSING, Stage.CLOSING, Stage.CLOSED}),
+    Stage.RUNNING: frozenset({Stage.PAUSING, Stage.CLOSING, Stage.CLOSED}),
+    Stage.PAUSING: frozenset({Stage.PAUSED, Stage.CLOSING, Stage.CLOSED}),
+    Stage.PAUSED: frozenset({Stage.GRANTED, Stage.CLOSED}),
+    Stage.CLOSING: frozenset({Stage.CLOSED}),
+    Stage.CLOSED: frozenset(),
+}
+HOLDING = frozenset({Stage.GRANTED, Stage.RUNNING, Stage.PAUSING, Stage.CLOSING})
+WAITING = frozenset({Stage.QUEUED, Stage.PAUSED})
+
+
+class IllegalMove(RuntimeError):
+    """A ticket was asked to take a step that its life does not have. A bug of the caller."""
+
+    def __init__(self, ticket_id: str, old: Stage, new: Stage) -> None:
+        super().__init__(f"ticket {ticket_id} is {old.value} and cannot become {new.value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A request, priced. Times are seconds of the desk's clock.
+
+    `prefix_blocks` names the leading whole blocks of the prompt that are in the KV pool now; the
+    same block must have the same name in every ticket. What several leases name is charged once.
+    Empty where nobody can tell: then the whole prompt is charged to this ticket alone.
+    """
+
+    id: str
+    tenant: str
+    prompt_tokens: int  # exact, chat template included
+    max_tokens: int  # of one choice
+    arrived_s: float
+    model: str = ""
+    band: Band = Band.INTERACTIVE
+    n: int = 1
+    cached_tokens: int = 0  # of the prompt: need not be computed, and are not charged to the tenant
+    prefix_blocks: Sequence[Hashable] = ()
+    weight: float | None = None  # of the tenant; None: what the settings say
+    # The settings' limits apply as well: whatever is earlier counts.
+    queue_deadline_s: float | None = None  # granted by then
+    first_token_deadline_s: float | None = None
+    deadline_s: float | None = None  # ended by then
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """KV granted to a ticket until it ends or is paused."""
+
+    ticket: Ticket
+    lane: Lane
+    granted_s: float
+    num_pauses: int  # above 0: it was paused and is to go on, with what it had produced
+
+    @property
+    def id(self) -> str:
+        return self.ticket.id
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """`position` tickets are expected to be served before it; None where no ETA is known yet."""
+
+    position: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing is kept of the ticket. `retry_after_s` is within 1..120 and carries no jitter."""
+
+    reason: Refusal
+    retry_after_s: float
+    message: str
+
+
+Verdict = Granted | Queued | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A ticket whose time in line is over. It has ended; there is nothing to release."""
+
+    ticket: Ticket
+    outcome: Outcome
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A lease past its deadline. It is closing: stop it, then `release` it."""
+
+    lease: Lease
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop this lease, keep its tokens, and answer with `Desk.paused` when its blocks are back."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    granted: Sequence[Lease] = ()
+    expired: Sequence[Expired] = ()
+    overdue: Sequence[Overdue] = ()
+    pauses: Sequence[Pause] = ()
