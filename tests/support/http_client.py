@@ -38,7 +38,12 @@ class Reply:
     def events(self) -> list[str]:
         """The `data:` values of a stream, the last one usually [DONE]."""
         assert self.headers["content-type"].startswith("text/event-stream"), self.content
-        return [value.decode() for value in EventReader().feed(self.content)]
+        return self.events_of(self.content)
+
+    @staticmethod
+    def events_of(content: bytes) -> list[str]:
+        """The `data:` values of a whole stream."""
+        return [value.decode() for value in EventReader().feed(content)]
 
     @property
     def chunks(self) -> list[Any]:
