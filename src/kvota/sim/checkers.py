@@ -1,0 +1,274 @@
+"""What must hold in every world at every moment, whatever is thrown at it.
+
+conservation   every block is free, used or cached, and used ones belong to somebody who runs;
+               when all is over none is used and the door holds nothing
+one ending     each request that arrived ends exactly once, and nothing of it follows
+budget         a step computes no more tokens and sequences than allowed, in blocks that exist
+starvation     nobody is open past their deadline, nor in line past the line's
+fairness       tenants that both wait get service within the VTC bound of each other
+
+Each raises AssertionError naming the request and the moment. The world calls all of them all the
+time; tests share them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvota.core.plan import Capacity, Executor, StepPlan, StepResult
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.scheduler import Scheduler
+from kvota.sim.door import Door
+from kvota.sim.records import RequestRecord
+
+
+class Checker:
+    """Hears of everything. The hooks do nothing until a checker overrides them."""
+
+    def arrived(self, record: RequestRecord, now: float) -> None:
+        """The request exists."""
+
+    def granted(self, record: RequestRecord, now: float) -> None:
+        """The door let it through to the engine."""
+
+    def produced(self, record: RequestRecord, num_tokens: int, now: float) -> None:
+        """The engine published tokens of it."""
+
+    def ended(self, record: RequestRecord, now: float) -> None:
+        """It has its outcome."""
+
+    def stepped(self, now: float) -> None:
+        """A turn of the engine is over and everything it published has been taken."""
+
+    def finished(self, now: float) -> None:
+        """The world is over."""
+
+
+class Conservation(Checker):
+    """Counts after every step; the full proof of all parts every `proof_every` steps."""
+
+    def __init__(self, scheduler: Scheduler, door: Door, proof_every: int) -> None:
+        self._scheduler = scheduler
+        self._door = door
+        self._proof_every = proof_every
+        self._num_steps = 0
+        self.num_proofs = 0
+
+    def stepped(self, now: float) -> None:
+        cache = self._scheduler.snapshot().cache
+        total = cache.free + cache.used + cache.cached
+        assert total == cache.num_blocks, f"at {now:.3f} s: {total} blocks of {cache.num_blocks}"
+        assert self._scheduler.num_orphaned_blocks == 0, f"at {now:.3f} s: orphaned blocks"
+        self._num_steps += 1
+        if self._num_steps % self._proof_every == 0:
+            self._prove()
+
+    def finished(self, now: float) -> None:
+        self._prove()
+        assert not self._scheduler.has_work, "sequences are left in the scheduler"
+        assert self._scheduler.snapshot().cache.used == 0, "blocks are used by nobody"
+
+    def _prove(self) -> None:
+        self._scheduler.check()
+        self._door.check()
+        self.num_proofs += 1
+
+
+class OneEnding(Checker):
+    """A request is open from its arrival to its one ending."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._ended: set[int] = set()
+
+    def arrived(self, record: RequestRecord, now: float) -> None:
+        assert record.number not in self._open | self._ended, f"#{record.number} arrived twice"
+        self._open.add(record.number)
+
+    def granted(self, record: RequestRecord, now: float) -> None:
+        assert record.number in self._open, (
+            f"#{record.number} granted at {now:.3f} s, after its end"
+        )
+
+    def produced(self, record: RequestRecord, num_tokens: int, now: float) -> None:
+        assert record.number in self._open, (
+            f"#{record.number} produced at {now:.3f} s, after its end"
+        )
+
+    def ended(self, record: RequestRecord, now: float) -> None:
+        assert record.outcome is not None
+        assert record.number in self._open, f"#{record.number} ended twice, again at {now:.3f} s"
+        self._open.remove(record.number)
+        self._ended.add(record.number)
+
+    def finished(self, now: float) -> None:
+        assert not self._open, f"never ended: {sorted(self._open)[:10]}"
+
+
+class NoStarvation(Checker):
+    """Deadlines are kept, up to the longest turn of the engine so far: no turn can be cut short."""
+
+    def __init__(self, queue_timeout_s: float | None, request_timeout_s: float | None) -> None:
+        self._queue_timeout_s = queue_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._longest_turn_s = 0.0
+        self._turn_at_s = 0.0
+        self._open: dict[int, RequestRecord] = {}  # in the order of arrival
+        self._in_line: dict[int, RequestRecord] = {}
+
+    def arrived(self, record: RequestRecord, now: float) -> None:
+        self._open[record.number] = self._in_line[record.number] = record
+
+    def granted(self, record: RequestRecord, now: float) -> None:
+        self._in_line.pop(record.number, None)
+
+    def ended(self, record: RequestRecord, now: float) -> None:
+        self._open.pop(record.number, None)
+        self._in_line.pop(record.number, None)
+
+    def stepped(self, now: float) -> None:
+        self._longest_turn_s = max(self._longest_turn_s, now - self._turn_at_s)
+        self._turn_at_s = now
+        self._oldest_within(self._open, self._request_timeout_s, now, "open")
+        self._oldest_within(self._in_line, self._queue_timeout_s, now, "in line")
+
+    def _oldest_within(
+        self, places: dict[int, RequestRecord], limit_s: float | None, now: float, where: str
+    ) -> None:
+        oldest = next(iter(places.values()), None)
+        if limit_s is None or oldest is None:
+            return
+        age_s = now - oldest.arrival.at_s
+        assert age_s <= limit_s + 2 * self._longest_turn_s + 1e-6, (
+            f"at {now:.3f} s #{oldest.number} is {where} for {age_s:.3f} s; at most {limit_s} s"
+        )
+
+
+@dataclass(slots=True)
+class _Service:
+    """What one tenant got, in weighted tokens, and how many of its requests wait."""
+
+    total: float = 0.0
+    num_waiting: int = 0
+    since: dict[str, float] = field(default_factory=dict)  # lead over a rival when both began
+
+
+class Fairness(Checker):
+    """The VTC bound: |service_u − service_v| ≤ 2 · max(w_in · L_in, w_out · M).
+
+    Service counts uncached prompt tokens once, on admission, and every token produced w_out times,
+    divided by the tenant's weight. The bound holds for two tenants while both have requests
+    waiting; M is the KV capacity in tokens, L_in the longest prompt.
+    """
+
+    PROMPT_WEIGHT = 1.0
+    OUTPUT_WEIGHT = 2.0
+
+    def __init__(self, capacity_tokens: int, prompt_tokens_max: int) -> None:
+        self.bound = 2 * max(
+            self.PROMPT_WEIGHT * prompt_tokens_max, self.OUTPUT_WEIGHT * capacity_tokens
+        )
+        self.worst = 0.0
+        self._tenants: dict[str, _Service] = {}
+        self._waiting: set[int] = set()
+
+    def arrived(self, record: RequestRecord, now: float) -> None:
+        self._waiting.add(record.number)
+        own = self._tenants.setdefault(record.arrival.tenant, _Service())
+        own.num_waiting += 1
+        if own.num_waiting == 1:
+            self._meet(record.arrival.tenant, own)
+
+    def granted(self, record: RequestRecord, now: float) -> None:
+        self._leave_line(record)
+        own = self._tenants[record.arrival.tenant]
+        own.total += self.PROMPT_WEIGHT * record.arrival.prompt_tokens
+
+    def produced(self, record: RequestRecord, num_tokens: int, now: float) -> None:
+        self._tenants[record.arrival.tenant].total += self.OUTPUT_WEIGHT * num_tokens
+
+    def ended(self, record: RequestRecord, now: float) -> None:
+        self._leave_line(record)
+
+    def stepped(self, now: float) -> None:
+        for name, own in self._backlogged():
+            for rival_name, before in own.since.items():
+                rival = self._tenants[rival_name]
+                if rival.num_waiting:
+                    gap = abs(own.total - rival.total - before)
+                    self.worst = max(self.worst, gap)
+                    assert gap <= self.bound, (
+                        f"at {now:.3f} s {name} and {rival_name} are {gap:.0f} weighted tokens "
+                        f"apart; the bound is {self.bound:.0f}"
+                    )
+
+    def _meet(self, name: str, own: _Service) -> None:
+        """From now on this tenant and all others that wait are compared."""
+        own.since = {}
+        for rival_name, rival in self._backlogged():
+            if rival is not own:
+                own.since[rival_name] = own.total - rival.total
+                rival.since.pop(name, None)
+
+    def _backlogged(self) -> Iterable[tuple[str, _Service]]:
+        return [(name, own) for name, own in self._tenants.items() if own.num_waiting]
+
+    def _leave_line(self, record: RequestRecord) -> None:
+        if record.number in self._waiting:
+            self._waiting.remove(record.number)
+            self._tenants[record.arrival.tenant].num_waiting -= 1
+
+
+class BudgetedExecutor:
+    """Holds every plan to the limits before it is executed."""
+
+    def __init__(self, executor: Executor, limits: SchedulerLimits) -> None:
+        self._executor = executor
+        self._limits = limits
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._executor.capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        capacity, limits = self._executor.capacity, self._limits
+        num_tokens, num_draws = 0, 0
+        for chunk in plan.chunks:
+            end = chunk.start + len(chunk.token_ids)
+            num_tokens += len(chunk.token_ids)
+            num_draws += len(chunk.draws)
+            assert len(chunk.block_table) * capacity.block_size >= end, "a chunk without blocks"
+        assert num_tokens <= limits.max_num_batched_tokens, f"a step of {num_tokens} tokens"
+        assert len(plan.chunks) <= limits.max_running_requests, "more sequences than may run"
+        assert num_draws <= limits.max_running_requests, "more choices than may run"
+        return self._executor.execute(plan)
+
+
+class AllCheckers(Checker):
+    """One checker made of several."""
+
+    def __init__(self, checkers: Sequence[Checker]) -> None:
+        self._checkers = checkers
+
+    def arrived(self, record: RequestRecord, now: float) -> None:
+        for checker in self._checkers:
+            checker.arrived(record, now)
+
+    def granted(self, record: RequestRecord, now: float) -> None:
+        for checker in self._checkers:
+            checker.granted(record, now)
+
+    def produced(self, record: RequestRecord, num_tokens: int, now: float) -> None:
+        for checker in self._checkers:
+            checker.produced(record, num_tokens, now)
+
+    def ended(self, record: RequestRecord, now: float) -> None:
+        for checker in self._checkers:
+            checker.ended(record, now)
+
+    def stepped(self, now: float) -> None:
+        for checker in self._checkers:
+            checker.stepped(now)
+
+    def finished(self, now: float) -> None:
+        for checker in self._checkers:
+            checker.finished(now)
