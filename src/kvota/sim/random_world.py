@@ -1,0 +1,113 @@
+"""Small worlds, each drawn whole from one seed: machine, limits, traffic, faults.
+
+A world that breaks an invariant is replayed, exactly, by
+
+    python -m kvota.sim.random_world SEED
+"""
+
+import sys
+from random import Random
+
+from kvota.core.plan import Capacity
+from kvota.core.request import Band
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.sim.arrival import Arrival
+from kvota.sim.executor import StepCost
+from kvota.sim.faults import draw_faults
+from kvota.sim.records import WorldResult
+from kvota.sim.world import World, WorldSettings
+
+NUM_ARRIVALS_MAX = 40
+
+
+class WorldBroken(AssertionError):
+    """An invariant does not hold in a seeded world; the message says how to see it again."""
+
+
+def run_random_world(seed: int) -> WorldResult:
+    """Raises WorldBroken when an invariant breaks."""
+    try:
+        return draw_world(seed).run()
+    except AssertionError as broken:
+        raise WorldBroken(
+            f"{broken}\nsee it again with: python -m kvota.sim.random_world {seed}"
+        ) from broken
+
+
+def draw_world(seed: int) -> World:
+    rng = Random(f"random world {seed}")
+    block_size = rng.choice((1, 4, 16, 32))
+    capacity = Capacity(rng.randint(8, 120), block_size, bytes_per_block=0)
+    limits = _limits(rng)
+    duration_s = rng.uniform(0.5, 20.0)
+    settings = WorldSettings(
+        capacity=capacity,
+        cost=_cost(rng),
+        limits=limits,
+        prefix_cache=rng.random() < 0.7,
+        queue_timeout_s=rng.choice((None, rng.uniform(0.2, 10))),
+        request_timeout_s=rng.choice((None, rng.uniform(0.5, 30))),
+        faults=draw_faults(rng, duration_s),
+    )
+    arrivals = _arrivals(rng, capacity, limits, duration_s)
+    return World(arrivals, settings, seed=seed)
+
+
+def _limits(rng: Random) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_batched_tokens=rng.choice((1, 8, 64, 512)),
+        max_running_requests=rng.choice((1, 3, 8, 64)),
+        long_prefill_threshold=rng.choice((8, 64, 512)),
+        min_run_tokens=rng.choice((0, 1, 16)),
+        watermark=rng.choice((0.0, 0.05)),
+    )
+
+
+def _cost(rng: Random) -> StepCost:
+    return StepCost(
+        base=rng.uniform(0.0005, 0.02),
+        per_prefill_token=rng.uniform(0, 0.001),
+        per_attention=rng.uniform(0, 1e-6),
+        per_decode=rng.uniform(0, 0.001),
+        per_context=rng.uniform(0, 1e-6),
+        any_prefill=rng.uniform(0, 0.001),
+    )
+
+
+def _arrivals(
+    rng: Random, capacity: Capacity, limits: SchedulerLimits, duration_s: float
+) -> list[Arrival]:
+    times = sorted(rng.uniform(0, duration_s) for _ in range(rng.randint(1, NUM_ARRIVALS_MAX)))
+    num_tenants = rng.randint(1, 3)
+    return [_arrival(rng, at_s, capacity, limits, num_tenants) for at_s in times]
+
+
+def _arrival(
+    rng: Random, at_s: float, capacity: Capacity, limits: SchedulerLimits, num_tenants: int
+) -> Arrival:
+    """A request that could run alone: prompt and output fit the pool."""
+    size = capacity.num_blocks * capacity.block_size
+    n = min(rng.choice((1, 1, 1, 2, 3)), limits.max_running_requests)
+    prompt = rng.randint(1, max(1, size // (3 * n)))
+    room = size // n - prompt - 2 * capacity.block_size
+    max_tokens = rng.randint(1, max(1, min(room, 80)))
+    return Arrival(
+        at_s=at_s,
+        prompt_tokens=prompt,
+        output_tokens=rng.randint(1, max_tokens),
+        max_tokens=max_tokens,
+        n=n,
+        tenant=f"tenant-{rng.randrange(num_tenants)}",
+        band=rng.choice(list(Band)),
+        prefix=tuple(range(rng.randint(0, 3))),
+        prefix_block=rng.choice((capacity.block_size, 7)),
+    )
+
+
+def main() -> None:
+    result = run_random_world(int(sys.argv[1]))
+    print(f"seed {result.seed}: {result.outcomes}, {result.num_steps} steps, all as it must be")
+
+
+if __name__ == "__main__":
+    main()

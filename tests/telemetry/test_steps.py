@@ -1,0 +1,51 @@
+import io
+
+import pytest
+
+from kvota.core.clock import ManualClock
+from kvota.core.plan import Capacity, Chunk, ChunkResult, StepPlan, StepResult
+from kvota.telemetry.steps import RecordingExecutor, StepRecord, StepTerms, read_records
+
+
+class SlowExecutor:
+    """Takes a quarter of a second, or fails."""
+
+    capacity = Capacity(8, 4, 0)
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.fails = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.clock.advance(0.25)
+        if self.fails:
+            raise RuntimeError("no")
+        return StepResult([ChunkResult() for _ in plan.chunks])
+
+
+PLAN = StepPlan([Chunk(1, (7,), 20, ()), Chunk(2, (1, 2, 3, 4), 8, ())])
+
+
+def test_what_is_written_is_read_back() -> None:
+    clock, file = ManualClock(), io.StringIO()
+    recording = RecordingExecutor(SlowExecutor(clock), clock, file)
+    result = recording.execute(PLAN)
+    assert len(result.chunks) == 2
+    assert recording.capacity == SlowExecutor.capacity
+    [record] = read_records(file.getvalue().splitlines())
+    assert record == StepRecord(StepTerms(4, 4 * (8 + 2.0), 1, 21), 0.25)
+
+
+def test_a_failed_step_passes_on_and_is_not_recorded() -> None:
+    clock, file = ManualClock(), io.StringIO()
+    executor = SlowExecutor(clock)
+    executor.fails = True
+    with pytest.raises(RuntimeError, match="no"):
+        RecordingExecutor(executor, clock, file).execute(PLAN)
+    assert file.getvalue() == ""
+
+
+def test_a_line_that_is_no_record_is_named() -> None:
+    good = '{"prefill": 0, "attention": 0.0, "decodes": 1, "context": 5, "seconds": 0.01}'
+    with pytest.raises(ValueError, match="line 2"):
+        list(read_records([good, '{"prefill": 1}']))
