@@ -2,7 +2,7 @@
 
     f32, f16   the numbers themselves
     int8       w ≈ scale · code               one f16 scale for every 32 inputs of an output
-    int4       w ≈ scale · (code − zero)      the same, 16 levels, with a zero point
+    int4       w ≈ scale · (code − zero)      16 levels, with a zero point between levels
 
 An [n, k] matrix in groups of g is stored as codes [n, k/g, g] and scales [n, k/g, 1]. The CPU
 plugin recognizes the nodes built here and multiplies straight from the codes, never holding the
@@ -45,7 +45,7 @@ class Matrix:
     shape: tuple[int, int]
     codes: npt.NDArray[np.generic]
     scales: npt.NDArray[np.float16] | None = None  # [n, k/g, 1]
-    zeros: npt.NDArray[np.uint8] | None = None  # [n, k/g, 1] packed like the codes; int4 only
+    zeros: npt.NDArray[np.float16] | None = None  # [n, k/g, 1], int4 only
 
     @property
     def num_bytes(self) -> int:
@@ -98,9 +98,8 @@ def decode(matrix: Matrix) -> _Floats:
     if matrix.zeros is None:
         grouped = matrix.codes.astype(np.float32)
     else:
-        zeros = _unpacked(matrix.zeros)[: matrix.scales.size].reshape(matrix.scales.shape)
         codes = _unpacked(matrix.codes).reshape(*matrix.scales.shape[:2], -1)
-        grouped = codes.astype(np.float32) - zeros
+        grouped = codes.astype(np.float32) - matrix.zeros.astype(np.float32)
     return (grouped * matrix.scales.astype(np.float32)).reshape(matrix.shape)
 
 
@@ -111,8 +110,7 @@ def matrix_node(matrix: Matrix) -> Node:
         return constant if matrix.codes.dtype == np.float32 else ops.convert(constant, Type.f32)
     codes = ops.convert(_codes_constant(matrix), Type.f16)
     if matrix.zeros is not None:
-        zeros = _int4_constant(matrix.zeros, matrix.scales.shape)
-        codes = ops.subtract(codes, ops.convert(zeros, Type.f16))
+        codes = ops.subtract(codes, ops.constant(matrix.zeros, shared_memory=True))
     scaled = ops.multiply(codes, ops.constant(matrix.scales, shared_memory=True))
     flat = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
     return ops.convert(flat, Type.f32)
@@ -139,10 +137,6 @@ def _packed(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return low + np.uint8(16) * high
 
 
-def _packed_flat(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return _packed(np.append(levels.ravel(), np.zeros(levels.size % 2, np.uint8)))
-
-
 def _unpacked(packed: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     low_and_high = packed.view(np.uint8).ravel()[:, None] >> np.array([0, 4], np.uint8)
     return (low_and_high & 15).astype(np.uint8).ravel()
@@ -166,22 +160,26 @@ def _encode_int8(values: _Floats, group: int) -> Matrix:
 
 
 def _encode_int4(values: _Floats, group: int) -> Matrix:
+    """Levels from the least to the largest number of a group, 0 included.
+
+    A whole zero point would move every number of a group by up to half a level. As it is not
+    whole, a matrix that was stored in this way before (GGUF's Q4_1) comes out as it was.
+    """
     num_outputs, num_inputs = values.shape
     num_groups = num_inputs // group
     codes = np.empty((num_outputs, num_inputs // 2), np.uint8)
     scales = np.empty((num_outputs, num_groups, 1), np.float16)
-    zeros = np.empty((num_outputs, num_groups), np.uint8)
+    zeros = np.empty((num_outputs, num_groups, 1), np.float16)
     for rows in _row_slices(values.shape):
         grouped = values[rows].reshape(-1, num_groups, group)
         low = np.minimum(grouped.min(axis=-1, keepdims=True), 0.0)
         high = np.maximum(grouped.max(axis=-1, keepdims=True), 0.0)
-        scales[rows] = _rounded_up((high - low) / 15.0)
+        scales[rows] = (high - low) / 15.0
         inverse = _inverse(scales[rows])
-        zero = np.clip(np.rint(-low * inverse), 0, 15)
-        levels = np.clip(np.rint(grouped * inverse) + zero, 0, 15).astype(np.uint8)
-        zeros[rows] = zero[..., 0]
+        zeros[rows] = -low * inverse
+        levels = np.clip(np.rint((grouped - low) * inverse), 0, 15).astype(np.uint8)
         codes[rows] = _packed(levels.reshape(-1, num_inputs))
-    return Matrix((num_outputs, num_inputs), codes, scales, _packed_flat(zeros))
+    return Matrix((num_outputs, num_inputs), codes, scales, zeros)
 
 
 def _rounded_up(scales: _Floats) -> npt.NDArray[np.float16]:
