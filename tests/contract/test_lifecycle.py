@@ -28,7 +28,7 @@ def mortal(long_model: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
 
 def test_a_stream_goes_on_to_its_end_after_the_first_signal(mortal: ServeProcess) -> None:
     """E03"""
-    body = {**LONG, "max_tokens": 2500}
+    body = {**LONG, "max_tokens": 1500}
     with mortal.stream(COMPLETIONS, body) as stream, RawConnection(_port(mortal)) as raw:
         stream.next_text()
         mortal.signal()
@@ -76,7 +76,7 @@ def test_requests_in_line_are_told_that_the_server_goes(mortal: ServeProcess) ->
     """E03: queued requests get 503, not silence"""
     with (
         ThreadPoolExecutor() as pool,
-        mortal.stream(COMPLETIONS, {**LONG, "max_tokens": 3000}) as stream,
+        mortal.stream(COMPLETIONS, {**LONG, "max_tokens": 1500}) as stream,
     ):
         stream.next_text()
         queued = [pool.submit(mortal.chat, "wait", stream=bool(i)) for i in range(2)]

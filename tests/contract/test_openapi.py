@@ -61,7 +61,7 @@ def validator(name: str) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("path", "method", "num_cases"),
     [
-        ("/chat/completions", "POST", 250),
+        ("/chat/completions", "POST", 150),
         ("/completions", "POST", 800),
         ("/embeddings", "POST", 300),
         ("/models", "GET", 50),

@@ -258,6 +258,16 @@ def test_cached_tokens_are_counted_in_whole_blocks(caching_node: LiveNode, strea
     assert cached(cache_salt="mine") == 32
 
 
+def test_an_operator_can_do_without_the_cache() -> None:
+    """D06"""
+    with live_node(prefix_cache=False) as node:
+        for _ in range(2):
+            usage = node.complete([70] * 40, max_tokens=1).usage
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        node.wait_idle()
+        assert node.metrics()["kvota_kv_blocks{state=cached}"] == 0
+
+
 def test_answers_do_not_depend_on_what_is_cached(caching_node: LiveNode) -> None:
     """D02"""
     node = caching_node
