@@ -34,7 +34,7 @@ class DeskSettings:
     queue_timeout_s: float = 30.0  # arrival to grant
     request_timeout_s: float = 120.0  # arrival to end
     first_token_timeout_s: float | None = None  # arrival to first token
-    preempt_after_s: float = 2.0  # a short ticket first in line waits this long, then somebody pauses
+    preempt_after_s: float = 2.0  # the first in the short lane waits this long: pause others
     preempt_min_run_s: float = 2.0  # nobody is paused who has held KV for less
     preemptions_max: int = 2  # of one request, by the desk
 

@@ -1,0 +1,123 @@
+"""The desk's own record of a ticket that has not ended. Only the desk changes it."""
+
+from dataclasses import dataclass, field
+
+from kvota.core.errors import Outcome
+from kvota.core.request import Band
+from kvota.desk.fairness import W_IN, W_OUT, Rank
+from kvota.desk.ledger import Claim
+from kvota.desk.settings import DeskSettings
+from kvota.desk.ticket import HOLDING, TRANSITIONS, IllegalMove, Lane, Lease, Stage, Ticket
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry:
+    """A ticket and everything that has happened to it."""
+
+    ticket: Ticket
+    lane: Lane
+    arrival: int  # place in the order of arrival
+    group: int  # of the forecast
+    claim: Claim  # what it would take if it were granted now
+    expected_tokens: float  # of one choice, when it arrived
+    weight: float  # of its tenant
+    queue_until_s: float
+    first_token_by_s: float
+    end_by_s: float
+    rank: Rank = field(init=False)
+    stage: Stage = Stage.QUEUED
+    outcome: Outcome | None = None  # set by the first who ends it
+    produced: list[int] = field(init=False)  # per choice
+    is_done: list[bool] = field(init=False)  # per choice
+    granted_s: float | None = None  # latest
+    progressed_s: float | None = None  # of choice 0, since the latest grant
+    has_token: bool = False
+    num_pauses: int = 0
+    yields_to: int | None = None  # paused for those that arrived before this one
+    wait_guess_s: float | None = None  # uncorrected, when it joined the line
+    wait_told_s: float | None = None
+
+    def __post_init__(self) -> None:
+        due_s = min(self.first_token_by_s, self.end_by_s)
+        self.rank = (due_s, self.arrival)
+        self.produced = [0] * self.ticket.n
+        self.is_done = [False] * self.ticket.n
+
+    @property
+    def id(self) -> str:
+        return self.ticket.id
+
+    @property
+    def tenant(self) -> str:
+        return self.ticket.tenant
+
+    @property
+    def band(self) -> Band:
+        return self.ticket.band
+
+    @property
+    def size(self) -> int:
+        return self.ticket.n
+
+    @property
+    def is_paused(self) -> bool:
+        return self.stage is Stage.PAUSED
+
+    @property
+    def holds_kv(self) -> bool:
+        return self.stage in HOLDING
+
+    @property
+    def uncached_tokens(self) -> int:
+        return self.ticket.prompt_tokens - self.ticket.cached_tokens
+
+    @property
+    def service(self) -> float:
+        """What it is expected to be charged in all, in weighted tokens."""
+        return W_IN * self.uncached_tokens + W_OUT * self.expected_tokens * self.size
+
+    @property
+    def footprint(self) -> float:
+        """KV tokens it is expected to hold when it ends."""
+        return self.claim.private_prompt + self.size * self.expected_tokens
+
+    @property
+    def num_open(self) -> int:
+        """Choices that go on; 1 for the time between the end of the last and the release."""
+        return max(self.is_done.count(False), 1)
+
+    @property
+    def longest_open(self) -> int:
+        """Tokens of the longest choice that goes on."""
+        pairs = zip(self.produced, self.is_done, strict=True)
+        return max((tokens for tokens, done in pairs if not done), default=max(self.produced))
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When it must be ended if nothing happens. None: it is ending."""
+        if self.stage is Stage.CLOSING:
+            return None
+        if self.stage is Stage.QUEUED:
+            return min(self.queue_until_s, self.first_token_by_s, self.end_by_s)
+        return self.end_by_s if self.has_token else min(self.first_token_by_s, self.end_by_s)
+
+    def lease(self) -> Lease:
+        assert self.granted_s is not None
+        return Lease(self.ticket, self.lane, self.granted_s, self.num_pauses)
+
+    def move(self, new: Stage) -> None:
+        """Follow the table of stages, or raise IllegalMove and change nothing."""
+        if new not in TRANSITIONS[self.stage]:
+            raise IllegalMove(self.id, self.stage, new)
+        self.stage = new
+
+
+def lane_of(ticket: Ticket, settings: DeskSettings) -> Lane:
+    """By the prompt alone, cached or not.
+
+    The prompt is known exactly and has its KV from the first step to the last. max_tokens is only
+    what a client would allow: most leave it at some large default, which would put every chat in
+    the long lane; the ledger prices outputs anyway.
+    """
+    is_long = ticket.prompt_tokens > settings.long_request_threshold
+    return Lane.LONG if is_long else Lane.SHORT

@@ -1,0 +1,200 @@
+"""How long outputs get, learned from those that ended: S(x) = P(an output has at least x tokens).
+
+A group is everything of one (model, tenant, lane). Each keeps its last `window` outputs; while it
+knows fewer than `thin_below` complete ones, its wider group answers for it:
+
+    (model, tenant, lane) ─▶ (model, lane) ─▶ (model) ─▶ nothing known: S = 1
+
+An output that was cut (at max_tokens, at a deadline, by a client that left) is censored: it says
+only that the output is longer. S is the Kaplan–Meier estimate, in which such an output counts
+among those that reached its length and never as an ending. So neither impatient clients nor a
+small max_tokens make the forecast shorter than answers really are.
+
+One imagined output that never ends is always among the observed. With nothing known it alone makes
+S = 1; past the longest output ever seen it makes the conditional S equal 1 again; and it is the
+rule of succession for what a thin window has not seen yet.
+
+Lengths are told apart in buckets: 64 to an octave, so exactly below 64 and to 1/64 above. A bucket
+counts as its smallest length when it asks who is still there, so S errs upwards only.
+"""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+_OCTAVES = 21
+_STEPS = 64  # buckets in an octave
+NUM_BUCKETS = _OCTAVES * _STEPS
+LENGTH_MAX = 2**_OCTAVES - 2  # longer outputs count as this long
+_MANTISSA_SHIFT = 23 - 6  # leaves the exponent and 6 bits of a float32: 64 steps an octave
+_FIRST = 127 << 6  # what the shift makes of 1.0
+_UNKNOWN = 0  # the group that knows nothing; its S is 1 for ever
+
+
+def bucket_of(lengths: IntArray) -> npt.NDArray[np.int32]:
+    """The bucket of each length in 0..LENGTH_MAX: the leading bits of length + 1."""
+    plus_one = (lengths + 1).astype(np.float32)
+    return (plus_one.view(np.int32) >> _MANTISSA_SHIFT) - np.int32(_FIRST)
+
+
+def bucket_edges() -> IntArray:
+    """The smallest length in each bucket, and LENGTH_MAX + 1 behind the last.
+
+    Below 64 there are more buckets than lengths; an empty bucket has its successor's edge.
+    """
+    bits = (np.arange(NUM_BUCKETS + 1, dtype=np.int32) + np.int32(_FIRST)) << _MANTISSA_SHIFT
+    return np.ceil(bits.view(np.float32)).astype(np.int64) - 1
+
+
+class _Window:
+    """The last outputs of one group, counted by bucket."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._last: deque[tuple[int, bool]] = deque()
+        self._ended = np.zeros(NUM_BUCKETS)
+        self._cut = np.zeros(NUM_BUCKETS)
+        self.num_ended = 0
+        self.num_new = 0  # since the curve was last read
+
+    def add(self, bucket: int, *, is_cut: bool) -> None:
+        if len(self._last) == self._size:
+            self._count(*self._last.popleft(), -1)
+        self._last.append((bucket, is_cut))
+        self._count(bucket, is_cut, 1)
+        self.num_new += 1
+
+    @property
+    def is_stale(self) -> bool:
+        """True when more than 1/64 of what the curve rests on is new."""
+        return self.num_new * 64 >= len(self._last)
+
+    def curve(self) -> FloatArray:
+        """P(length is in this bucket or a later one), per bucket."""
+        self.num_new = 0
+        at_risk = 1 + np.cumsum((self._ended + self._cut)[::-1])[::-1]
+        survived = np.cumprod(1 - self._ended / at_risk)
+        return np.concatenate(([1.0], survived[:-1]))
+
+    def _count(self, bucket: int, is_cut: bool, change: int) -> None:
+        counts = self._cut if is_cut else self._ended
+        counts[bucket] += change
+        self.num_ended += 0 if is_cut else change
+
+
+class Forecast:
+    """Histories of output lengths, and what they say about outputs that are still running.
+
+    Groups are numbered so that whole arrays of them can be asked at once. At most
+    `num_groups_max` are kept; tenants beyond that share the history of their model and lane.
+    """
+
+    def __init__(
+        self, *, window: int = 1_000, thin_below: int = 50, num_groups_max: int = 256
+    ) -> None:
+        if not 1 <= thin_below <= window:
+            raise ValueError(f"thin_below must be in 1..{window}, got {thin_below}")
+        self._window_size = window
+        self._thin_below = thin_below
+        self._num_groups_max = num_groups_max
+        self._groups: dict[tuple[str, ...], int] = {}
+        self._parents = [_UNKNOWN]
+        self._windows = [_Window(window)]
+        self._speaker = np.zeros(num_groups_max, dtype=np.int64)  # whose curve speaks for a group
+        self._curves = np.ones((num_groups_max, NUM_BUCKETS))
+        self._edges = bucket_edges()
+
+    def group(self, model: str, tenant: str, lane: str) -> int:
+        """The number of a group; a new one starts with what its wider groups know."""
+        by_model = self._enter((model,), _UNKNOWN)
+        by_lane = self._enter((model, lane), by_model)
+        return self._enter((model, tenant, lane), by_lane)
+
+    def observe(self, group: int, length: int, *, is_cut: bool = False) -> None:
+        """An output has ended by itself after `length` tokens; with `is_cut`, it was stopped."""
+        bucket = int(bucket_of(np.array([min(length, LENGTH_MAX)]))[0])
+        while group != _UNKNOWN:
+            window = self._windows[group]
+            was_thin = window.num_ended < self._thin_below
+            window.add(bucket, is_cut=is_cut)
+            if window.is_stale:
+                self._curves[group] = window.curve()
+            if was_thin != (window.num_ended < self._thin_below):
+                self._appoint_speakers()
+            group = self._parents[group]
+
+    def num_known(self, group: int) -> int:
+        """Complete outputs in the history that speaks for the group; 0: nothing is known."""
+        return self._windows[int(self._speaker[group])].num_ended
+
+    def survival(self, groups: IntArray, produced: IntArray, ahead: IntArray) -> FloatArray:
+        """P(still running after `ahead` more tokens | has produced `produced` and not ended).
+
+        `groups` and `produced` have shape (n,), `ahead` (n, steps), and so has the result.
+        """
+        flat = self._curves.ravel()
+        rows = self._speaker[groups] * NUM_BUCKETS
+        last = LENGTH_MAX
+        known = flat[rows + bucket_of(np.minimum(produced + 1, last))]
+        then = flat[rows[:, None] + bucket_of(np.minimum(produced[:, None] + ahead, last))]
+        chance: FloatArray = np.minimum(then / known[:, None], 1.0)
+        return chance
+
+    def quantile(self, groups: IntArray, produced: IntArray, share: float) -> IntArray:
+        """The fewest total tokens within which `share` of such outputs end; LENGTH_MAX if none."""
+        curves = self._curves[self._speaker[groups]]
+        known = curves[np.arange(len(groups)), bucket_of(np.minimum(produced + 1, LENGTH_MAX))]
+        num_above = (curves > (1 - share) * known[:, None]).sum(axis=1)
+        total: IntArray = np.maximum(self._edges[num_above] - 1, produced)
+        return total
+
+    def mean(self, group: int, produced: int, length_max: int) -> float:
+        """Expected total tokens of an output that has `produced` and is cut at `length_max`."""
+        length_max = min(length_max, LENGTH_MAX)
+        if produced >= length_max:
+            return float(produced)
+        curve = self._curves[self._speaker[group]]
+        known = curve[int(bucket_of(np.array([produced + 1]))[0])]
+        widths = np.diff(np.clip(self._edges, produced + 1, length_max + 1))
+        return produced + float(widths @ np.minimum(curve / known, 1.0))
+
+    def check(self) -> None:
+        """Prove the invariants; raises AssertionError on the first that does not hold."""
+        for group in self._groups.values():
+            curve = self._curves[group]
+            assert (np.diff(curve) <= 0).all(), "a survival curve rises"
+            assert curve[0] == 1.0, "an output has no length"
+            assert curve[-1] > 0, "a survival curve reaches 0"
+            speaker = int(self._speaker[group])
+            assert speaker in (group, _UNKNOWN) or self._is_wider(speaker, group)
+
+    def _enter(self, key: tuple[str, ...], parent: int) -> int:
+        group = self._groups.get(key)
+        if group is not None:
+            return group
+        if len(self._parents) == self._num_groups_max:
+            return parent
+        group = len(self._parents)
+        self._groups[key] = group
+        self._parents.append(parent)
+        self._windows.append(_Window(self._window_size))
+        self._speaker[group] = self._speaker[parent]
+        return group
+
+    def _appoint_speakers(self) -> None:
+        """Each group speaks for itself, or its nearest wider one that is not thin does."""
+        for group, parent in enumerate(self._parents):  # parents come before their children
+            if group != _UNKNOWN:
+                is_thin = self._windows[group].num_ended < self._thin_below
+                self._speaker[group] = self._speaker[parent] if is_thin else group
+
+    def _is_wider(self, candidate: int, group: int) -> bool:
+        while group != _UNKNOWN:
+            group = self._parents[group]
+            if group == candidate:
+                return True
+        return False

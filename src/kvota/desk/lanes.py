@@ -1,0 +1,147 @@
+"""The waiting line: two bands, in each a short and a long lane, in each the tenants' queues.
+
+    interactive   short  paused ▸▸  fair queue ▸▸▸▸▸▸
+                  long   paused ▸   fair queue ▸▸
+    batch         short  …
+
+interactive comes before batch, but for the floor: while batch waits it is owed `batch_floor` of
+all service that is granted. When it is owed anything, it goes first. What it was owed is forgotten
+when nothing of it waits any more.
+
+A paused ticket is in front of its lane and does not count against the bound of the line: it was
+let in once.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from kvota.core.request import Band
+from kvota.desk.fairness import FairQueue, InLine, TenantCounters, rank_of
+from kvota.desk.ticket import Lane
+
+
+class InLanes(InLine, Protocol):
+    """What the line needs to know of a ticket."""
+
+    @property
+    def band(self) -> Band: ...
+
+    @property
+    def lane(self) -> Lane: ...
+
+    @property
+    def size(self) -> int:
+        """What it counts for against the bound: its choices."""
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+Entry = TypeVar("Entry", bound=InLanes)
+
+
+class BandTurns:
+    """Which band goes first, so that batch gets its floor."""
+
+    def __init__(self, floor: float) -> None:
+        self._owed_per_token = floor / (1 - floor)
+        self._owed = 0.0
+
+    @property
+    def order(self) -> Sequence[Band]:
+        if self._owed > 0:
+            return (Band.BATCH, Band.INTERACTIVE)
+        return (Band.INTERACTIVE, Band.BATCH)
+
+    def forget(self) -> None:
+        """Nothing of batch waits: it is owed nothing."""
+        self._owed = 0.0
+
+    def grant(self, band: Band, service: float, *, is_batch_waiting: bool) -> None:
+        """`service` (weighted tokens, as expected) goes to a ticket of `band`."""
+        if not is_batch_waiting:
+            self._owed = 0.0
+        elif band is Band.BATCH:
+            self._owed -= service
+        else:
+            self._owed += service * self._owed_per_token
+
+
+class WaitingLine(Generic[Entry]):
+    """Every ticket that waits. Attributes may be read; only the methods change them."""
+
+    def __init__(self, counters: TenantCounters) -> None:
+        self._counters = counters
+        self._fresh: dict[tuple[Band, Lane], FairQueue[Entry]] = {
+            (band, lane): FairQueue(counters) for band in sorted(Band) for lane in Lane
+        }
+        self._paused: dict[tuple[Band, Lane], list[Entry]] = {key: [] for key in self._fresh}
+        self.num_bounded = 0  # choices that count against the bound of the line
+
+    def __len__(self) -> int:
+        return sum(self.num_in(band, lane) for band, lane in self._fresh)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for key, queue in self._fresh.items():
+            yield from self._paused[key]
+            yield from queue
+
+    def num_in(self, band: Band, lane: Lane) -> int:
+        return len(self._fresh[band, lane]) + len(self._paused[band, lane])
+
+    def has_in(self, band: Band) -> bool:
+        return any(self.num_in(band, lane) for lane in Lane)
+
+    def head(self, band: Band, lane: Lane) -> Entry | None:
+        """The next of a lane: a paused one if there is any."""
+        paused = self._paused[band, lane]
+        return paused[0] if paused else self._fresh[band, lane].head
+
+    def first_fresh(self, band: Band, lane: Lane) -> Entry | None:
+        return self._fresh[band, lane].head
+
+    def push(self, entry: Entry) -> None:
+        self._counters.enter(entry.tenant, entry.weight)
+        if entry.is_paused:
+            insort(self._paused[entry.band, entry.lane], entry, key=rank_of)
+        else:
+            self._fresh[entry.band, entry.lane].push(entry)
+            self.num_bounded += entry.size
+
+    def remove(self, entry: Entry) -> None:
+        """Take it out. Whether it is paused must not have changed since it was pushed."""
+        if entry.is_paused:
+            paused = self._paused[entry.band, entry.lane]
+            place = bisect_left(paused, entry.rank, key=rank_of)
+            assert paused[place] is entry, "a paused ticket is not in line"
+            del paused[place]
+        else:
+            self._fresh[entry.band, entry.lane].remove(entry)
+            self.num_bounded -= entry.size
+        self._counters.leave(entry.tenant)
+
+    def num_before(self, entry: Entry) -> int:
+        """How many tickets of its lane are expected to be served before this one."""
+        lane, band = entry.lane, entry.band
+        ahead = sum(self.num_in(other, lane) for other in Band if other < band)
+        paused = self._paused[band, lane]
+        if entry.is_paused:
+            return ahead + bisect_left(paused, entry.rank, key=rank_of)
+        return ahead + len(paused) + self._fresh[band, lane].num_before(entry)
+
+    def check(self) -> None:
+        """Prove the invariants; raises AssertionError on the first that does not hold."""
+        bounded = 0
+        for (band, lane), queue in self._fresh.items():
+            entries = list(queue)
+            assert len(entries) == len(queue)
+            assert all(not entry.is_paused for entry in entries)
+            assert all(entry.is_paused for entry in self._paused[band, lane])
+            together = entries + self._paused[band, lane]
+            assert all((one.band, one.lane) == (band, lane) for one in together)
+            bounded += sum(entry.size for entry in entries)
+        assert bounded == self.num_bounded, "the bound of the line is miscounted"

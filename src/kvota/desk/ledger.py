@@ -1,0 +1,226 @@
+"""Who holds how much KV, and whether one more fits at every future moment.
+
+    capacity ≥ pinned + peak(leases + candidate)
+
+`pinned` are the prefix blocks that leases name, each counted once however many name it; the rest
+of a lease is its own and its future is priced by the policy. What a lease holds changes with every
+token it produces, so the price of all leases is computed again when somebody asks after a change,
+once; each candidate then costs a few operations on arrays as long as the time grid.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvota.desk.forecast import FloatArray, IntArray
+from kvota.desk.policies import Policy, Rows
+from kvota.desk.ticket import Ticket
+
+_FIELDS = 6  # of Rows, in its order
+_PROMPT, _OWN, _PRODUCED, _LEFT, _OPEN = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a ticket would take, were it granted now."""
+
+    column: IntArray  # the fields of Rows, shape (6, 1)
+    prefix_blocks: Sequence[Hashable]
+    is_long: bool
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(*self.column)
+
+    @property
+    def private_prompt(self) -> int:
+        """Whole blocks of prompt that only this ticket would hold."""
+        return int(self.column[_PROMPT, 0])
+
+    @property
+    def horizon(self) -> int:
+        return int(self.column[_LEFT, 0])
+
+
+class Ledger:
+    """The leases that hold KV, by id."""
+
+    def __init__(self, capacity_tokens: int, policy: Policy, *, block_size: int = 1) -> None:
+        if capacity_tokens < 1 or block_size < 1:
+            raise ValueError(f"no KV to lend: {capacity_tokens} tokens, blocks of {block_size}")
+        self.capacity_tokens = capacity_tokens
+        self.block_size = block_size
+        self._policy = policy
+        self._columns = np.zeros((_FIELDS, 64), dtype=np.int64)
+        self._ids: list[str] = []
+        self._places: dict[str, int] = {}
+        self._claims: dict[str, Claim] = {}
+        self._pinned: Counter[Hashable] = Counter()
+        self._price: FloatArray | None = None
+        self._horizon = 0  # of that price
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, lease_id: str) -> bool:
+        return lease_id in self._places
+
+    @property
+    def rows(self) -> Rows:
+        """All leases, in no order. A live view."""
+        return Rows(*self._columns[:, : len(self._ids)])
+
+    @property
+    def pinned_tokens(self) -> int:
+        return len(self._pinned) * self.block_size
+
+    def claim(
+        self, ticket: Ticket, group: int, *, produced: int, num_open: int, is_long: bool
+    ) -> Claim:
+        """The price tag of a ticket with `num_open` choices of up to `produced` tokens each."""
+        prefix = ticket.prefix_blocks
+        private = ticket.prompt_tokens - len(prefix) * self.block_size
+        part = private % self.block_size
+        column = (
+            private - part,
+            part + produced,
+            produced,
+            ticket.max_tokens - produced,
+            num_open,
+            group,
+        )
+        return Claim(np.array(column, dtype=np.int64).reshape(_FIELDS, 1), prefix, is_long)
+
+    def need_max(self, ticket: Ticket) -> int:
+        """Tokens of KV, in whole blocks, that the ticket needs if every choice gets max_tokens."""
+        part = ticket.prompt_tokens % self.block_size
+        own = -(-(part + ticket.max_tokens) // self.block_size) * self.block_size
+        return ticket.prompt_tokens - part + ticket.n * own
+
+    def peak(self, extra: Sequence[Claim] = (), *, without: Sequence[str] = ()) -> float:
+        """Tokens needed at the worst moment by all leases but `without`, and `extra`, with pinned.
+
+        O(leases × grid) after a change, O(grid) for each further candidate.
+        """
+        horizon = max((claim.horizon for claim in extra), default=0)
+        if without:
+            kept = [place for lease_id, place in self._places.items() if lease_id not in without]
+            rows = Rows(*self._columns[:, kept])
+            horizon = _horizon(horizon, rows)
+            prices = [self._policy.price(rows, horizon)]
+        else:
+            horizon, price = self._price_of_all(horizon)
+            prices = [price]
+        prices.extend(self._policy.price(claim.rows, horizon) for claim in extra)
+        return self._policy.peak(prices) + self._pinned_with(extra, without)
+
+    def long_peak(self, extra: Claim) -> float:
+        """The same for the leases of the long lane and `extra`, with all the prefixes they name."""
+        places, named = [], len(extra.prefix_blocks)
+        for lease_id, claim in self._claims.items():
+            if claim.is_long:
+                places.append(self._places[lease_id])
+                named += len(claim.prefix_blocks)
+        both = Rows(*np.concatenate((self._columns[:, places], extra.column), axis=1))
+        price = self._policy.price(both, _horizon(0, both))
+        return self._policy.peak([price]) + named * self.block_size
+
+    def long_leases(self) -> IntArray:
+        """Where in `rows` the leases of the long lane are."""
+        long = [self._places[lease_id] for lease_id, one in self._claims.items() if one.is_long]
+        return np.array(long, dtype=np.int64)
+
+    def fits(self, extra: Sequence[Claim], *, without: Sequence[str] = ()) -> bool:
+        return self.peak(extra, without=without) <= self.capacity_tokens
+
+    def add(self, lease_id: str, claim: Claim) -> None:
+        assert lease_id not in self._places, f"{lease_id} holds a lease already"
+        place = len(self._ids)
+        if place == self._columns.shape[1]:
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
+        self._columns[:, place] = claim.column[:, 0]
+        self._ids.append(lease_id)
+        self._places[lease_id] = place
+        self._claims[lease_id] = claim
+        self._pinned.update(claim.prefix_blocks)
+        self._price = None
+
+    def grow(self, lease_id: str, produced: int, num_open: int, private_tokens: int | None) -> None:
+        """The longest open choice has `produced` tokens, `num_open` choices have not ended.
+
+        `private_tokens`, where the engine tells it: KV that this lease alone holds now.
+        """
+        column = self._columns[:, self._places[lease_id]]
+        added = produced - int(column[_PRODUCED])
+        column[_OWN] += added
+        column[_PRODUCED] = produced
+        column[_LEFT] -= added
+        column[_OPEN] = num_open
+        if private_tokens is not None:
+            own = -(-int(column[_OWN]) // self.block_size) * self.block_size
+            column[_PROMPT] = max(private_tokens - num_open * own, 0)
+        self._price = None
+
+    def drop(self, lease_id: str) -> None:
+        """The lease holds nothing any more."""
+        place = self._places.pop(lease_id)
+        last_id = self._ids.pop()
+        if last_id != lease_id:
+            self._columns[:, place] = self._columns[:, len(self._ids)]
+            self._ids[place] = last_id
+            self._places[last_id] = place
+        for block in self._claims.pop(lease_id).prefix_blocks:
+            self._pinned[block] -= 1
+            if not self._pinned[block]:
+                del self._pinned[block]
+        self._price = None
+
+    def held_tokens(self) -> FloatArray:
+        """KV each lease alone holds now, in whole blocks; in the order of `rows`."""
+        rows = self.rows
+        own = -(-rows.own // self.block_size) * self.block_size
+        return (rows.prompt + rows.num_open * own).astype(np.float64)
+
+    def held_by(self, lease_id: str) -> int:
+        return int(self.held_tokens()[self._places[lease_id]])
+
+    def check(self) -> None:
+        """Prove the invariants; raises AssertionError on the first that does not hold."""
+        assert sorted(self._ids) == sorted(self._places) == sorted(self._claims)
+        assert all(self._ids[place] == lease_id for lease_id, place in self._places.items())
+        named = Counter(block for claim in self._claims.values() for block in claim.prefix_blocks)
+        assert named == self._pinned, "a pinned block is miscounted"
+        assert (self.rows.left >= 0).all(), "a lease has produced more than its max_tokens"
+        assert (self._columns >= 0).all(), "a lease holds less than nothing"
+
+    def _price_of_all(self, horizon: int) -> tuple[int, FloatArray]:
+        """The price of all leases on a time grid that reaches at least `horizon` steps."""
+        if self._price is None:
+            needed = _horizon(horizon, self.rows)
+        else:
+            needed = max(self._horizon, _power_of_two(horizon))
+        if self._price is None or needed != self._horizon:
+            self._price = self._policy.price(self.rows, needed)
+            self._horizon = needed
+        return needed, self._price
+
+    def _pinned_with(self, extra: Sequence[Claim], without: Sequence[str]) -> int:
+        more = {block for claim in extra for block in claim.prefix_blocks} - self._pinned.keys()
+        leaving = Counter(block for one in without for block in self._claims[one].prefix_blocks)
+        kept = {block for claim in extra for block in claim.prefix_blocks}
+        gone = sum(
+            self._pinned[block] == count and block not in kept for block, count in leaving.items()
+        )
+        return (len(self._pinned) + len(more) - gone) * self.block_size
+
+
+def _horizon(least: int, rows: Rows) -> int:
+    """Steps until the last of the rows, and `least`, must have ended."""
+    return _power_of_two(max(least, int(rows.left.max(initial=0))))
+
+
+def _power_of_two(steps: int) -> int:
+    """Rounded up, so that the time grid stays the same while leases come, run and go."""
+    return 1 << max(steps - 1, 0).bit_length()
