@@ -15,26 +15,16 @@ Public calls; `now` is seconds of the caller's clock and never goes back:
     position(ticket_id, now) · snapshot() · check()
 
 Calls that make room return the leases granted by it; whoever owns the desk starts them. A lease
-with `num_pauses` above 0 goes on where it was.
-
-Who is next: the bands in turn (`lanes.py`); in a band the long lane, within its share and its
-number, then the short lane; in a lane whoever was paused, then the tenant with the least service
-(`fairness.py`). The first in a lane is never overtaken within it. When it waits for memory, no
-later band is served, and a short ticket is granted only if the waiting long one would still fit:
-the short lane borrows what the long lane leaves idle, and gives it back by not renewing the loan.
-
-A ticket larger than the long lane's share may run as the only one of its lane: it fits the pool,
-and could not run at all otherwise.
+with `num_pauses` above 0 goes on where it was. Who is next: `turn.py`. Every call costs
+O(log n) in what waits, and O(what runs) where it has to ask the ledger.
 """
 
 import heapq
-from collections.abc import Sequence
-from enum import Enum, auto
-from math import inf
+from collections.abc import Mapping, Set
 
-from kvota.core.errors import Outcome, Refusal
+from kvota.core.errors import Outcome
 from kvota.core.request import Band
-from kvota.desk.entry import Entry, lane_of
+from kvota.desk.entry import Entry, new_entry
 from kvota.desk.fairness import W_IN, W_OUT, TenantCounters
 from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import BandTurns, WaitingLine
@@ -43,9 +33,10 @@ from kvota.desk.outlook import Outlook
 from kvota.desk.pace import Pace
 from kvota.desk.pauses import choose_pauses
 from kvota.desk.policies import new_policy
-from kvota.desk.retry import RETRY_AFTER_MAX_S, clamp_retry_s
-from kvota.desk.settings import Admission, DeskSettings
-from kvota.desk.tally import DeskObserver, DeskSnapshot, Tally
+from kvota.desk.refusals import Refusals
+from kvota.desk.retry import clamp_retry_s
+from kvota.desk.settings import DeskSettings
+from kvota.desk.tally import DeskObserver, DeskSnapshot, Silence, Tally
 from kvota.desk.ticket import (
     HOLDING,
     WAITING,
@@ -62,14 +53,9 @@ from kvota.desk.ticket import (
     Ticket,
     Verdict,
 )
+from kvota.desk.turn import Holders, Turn
 
 RECHECK_S = 0.1  # while nobody leaves, the line is looked at again only this often
-
-
-class _Room(Enum):
-    YES = auto()
-    NO = auto()  # memory or places are missing: what comes back is for this ticket
-    LANE_FULL = auto()  # its lane has all it may have: others need not wait for it
 
 
 class Desk:
@@ -86,25 +72,24 @@ class Desk:
     ) -> None:
         self._settings = settings
         self._forecast = forecast
-        self._observer = observer
+        self._observer: DeskObserver = observer or Silence()
         self._ledger = Ledger(
             capacity_tokens, new_policy(settings, forecast, block_size), block_size=block_size
         )
         self._counters = TenantCounters()
-        self._turns = BandTurns(settings.batch_floor)
+        self._bands = BandTurns(settings.batch_floor)
         self._line: WaitingLine[Entry] = WaitingLine(self._counters)
+        self._holders = Holders(self._ledger)
+        self._turn = Turn(settings, self._ledger, self._holders, self._line, self._bands)
         self._pace = Pace()
         self._outlook = Outlook(settings, forecast, self._ledger, self._line, self._pace)
+        self._tally = Tally()
+        self._refusals = Refusals(settings, self._ledger, self._line, self._outlook, self._tally)
         self._entries: dict[str, Entry] = {}
-        self._holders: dict[str, Entry] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap; may lag behind
         self._num_arrivals = 0
-        self._num_choices = 0  # of the holders
-        self._num_leaving = 0  # holders that are pausing or closing
-        self._num_long = 0  # holders of the long lane
         self._has_changed = True  # since the line was looked at
         self._looked_s = 0.0
-        self._tally = Tally()
 
     # --- the life of a ticket -----------------------------------------------------------------
 
@@ -112,19 +97,20 @@ class Desk:
         """Grant it, put it in line, or refuse it. Its id must be new among those not ended."""
         assert ticket.id not in self._entries, f"ticket {ticket.id} is here already"
         self._tally.arrived += 1
-        entry = self._new_entry(ticket)
-        refused = self._refuse_impossible(entry)
+        self._num_arrivals += 1
+        entry = new_entry(ticket, self._num_arrivals, self._settings, self._forecast, self._ledger)
+        refused = self._refusals.impossible(entry)
         if refused is not None:
             return refused
         self._line.push(entry)
         is_first = self._line.head(entry.band, entry.lane) is entry
-        if is_first and self._next() is entry:
-            refused = self._refuse_late(entry, 0.0, now)
+        if is_first and self._turn.next() is entry:
+            refused = self._refusals.too_late(entry, 0.0, now)
             if refused is None:
                 self._enter(entry)
                 return Granted(self._grant(entry, now))
         else:
-            refused = self._refuse_in_line(entry, now)
+            refused = self._refusals.line_full(entry, now) or self._tell_wait(entry, now)
         if refused is not None:
             self._line.remove(entry)
             return refused
@@ -188,8 +174,7 @@ class Desk:
         if entry is None or entry.stage is Stage.CLOSING:
             return []
         entry.move(Stage.PAUSED)
-        self._num_leaving -= 1
-        self._stop_holding(entry)
+        self._holders.remove(entry)
         entry.yields_to = self._num_arrivals
         entry.progressed_s = None
         entry.claim = self._ledger.claim(
@@ -208,9 +193,9 @@ class Desk:
         overdue: list[Overdue] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             self._expire(heapq.heappop(self._deadlines)[2], now, expired, overdue)
-        granted: list[Lease] = []
-        if self._has_changed or now - self._looked_s >= RECHECK_S:
-            granted = self._grant_all(now)
+        if not self._has_changed and now - self._looked_s < RECHECK_S:
+            return Ticked((), expired, overdue, ())
+        granted = self._grant_all(now)
         return Ticked(granted, expired, overdue, self._ask_to_pause(now))
 
     # --- views --------------------------------------------------------------------------------
@@ -234,19 +219,16 @@ class Desk:
         return self._counters.counter(tenant)
 
     def snapshot(self) -> DeskSnapshot:
-        ledger, line = self._ledger, self._line
-        closing = [one for one in self._holders.values() if one.stage is Stage.CLOSING]
+        ledger, line, holders = self._ledger, self._line, self._holders
+        closing = [one for one in self._holders if one.stage is Stage.CLOSING]
         return DeskSnapshot(
             capacity_tokens=ledger.capacity_tokens,
             held_tokens=int(ledger.held_tokens().sum()) + ledger.pinned_tokens,
             peak_tokens=ledger.peak(),
             pinned_tokens=ledger.pinned_tokens,
             held_after_end_tokens=sum(ledger.held_by(entry.id) for entry in closing),
-            running={
-                Lane.SHORT: len(self._holders) - self._num_long,
-                Lane.LONG: self._num_long,
-            },
-            num_choices=self._num_choices,
+            running={Lane.SHORT: len(holders) - holders.num_long, Lane.LONG: holders.num_long},
+            num_choices=holders.num_choices,
             waiting={(lane, band): line.num_in(band, lane) for band in Band for lane in Lane},
             num_waiting_choices=line.num_bounded,
             tally=self._tally,
@@ -255,133 +237,31 @@ class Desk:
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
         self._line.check()
-        self._ledger.check()
-        entries, holders = self._entries, self._holders
-        waiting = {entry.id for entry in self._line}
-        assert waiting == {one.id for one in entries.values() if one.stage in WAITING}
-        assert set(holders) == {one.id for one in entries.values() if one.stage in HOLDING}
-        assert len(self._ledger) == len(holders)
-        assert all(lease_id in self._ledger for lease_id in holders)
-        assert self._num_choices == sum(one.size for one in holders.values())
-        assert self._num_choices <= self._settings.max_running_requests
-        assert self._num_long == sum(one.lane is Lane.LONG for one in holders.values())
-        assert self._num_long <= self._settings.long_request_concurrency
-        leaving = (Stage.PAUSING, Stage.CLOSING)
-        assert self._num_leaving == sum(one.stage in leaving for one in holders.values())
-        assert self._line.num_bounded <= self._settings.max_waiting_queue
-        assert self._tally.arrived == self._tally.ended.total() + len(entries)
+        self._holders.check(self._settings)
+        entries = self._entries
+        assert {one.id for one in self._line} == _ids_in(entries, WAITING), "lost in line"
+        assert {one.id for one in self._holders} == _ids_in(entries, HOLDING), "lost on the way"
+        assert self._line.num_bounded <= self._settings.max_waiting_queue, "the line is too long"
+        assert self._tally.arrived == self._tally.ended.total() + len(entries), "an ending is off"
         for entry in entries.values():
             assert (entry.outcome is not None) == (entry.stage is Stage.CLOSING)
-            assert entry.num_pauses <= self._settings.preemptions_max
-        if self._settings.admission is Admission.RESERVE:
-            assert self._ledger.peak() <= self._ledger.capacity_tokens, "more is lent than there is"
-
-    # --- refusing -----------------------------------------------------------------------------
-
-    def _refuse_impossible(self, entry: Entry) -> Refused | None:
-        ticket, capacity = entry.ticket, self._ledger.capacity_tokens
-        need = self._ledger.need_max(ticket)
-        if need > capacity:
-            return self._refuse(
-                Refusal.KV_BUDGET_EXHAUSTED,
-                RETRY_AFTER_MAX_S,
-                f"The request may need {need} tokens of KV memory (prompt and `max_tokens`, for "
-                f"each of n={ticket.n}) and there are {capacity}; ask for less.",
-            )
-        if ticket.n > self._settings.max_running_requests:
-            return self._refuse(
-                Refusal.KV_BUDGET_EXHAUSTED,
-                RETRY_AFTER_MAX_S,
-                f"`n` is {ticket.n} and at most {self._settings.max_running_requests} choices "
-                "run at once; ask for fewer.",
-            )
-        return None
-
-    def _refuse_in_line(self, entry: Entry, now: float) -> Refused | None:
-        """Refuse for a full line or a deadline out of reach, or note the ETA it is told."""
-        if self._line.num_bounded > self._settings.max_waiting_queue:
-            return self._refuse(
-                Refusal.QUEUE_FULL,
-                self._outlook.promise_place_s(entry, now),
-                f"The line is full: {self._line.num_bounded - entry.size} choices wait and at "
-                f"most {self._settings.max_waiting_queue} may.",
-            )
-        guess_s = self._outlook.guess_s(entry, self._line.num_before(entry), now)
-        told_s = self._outlook.corrected(guess_s)
-        entry.wait_guess_s, entry.wait_told_s = guess_s, told_s
-        return self._refuse_late(entry, told_s, now)
-
-    def _refuse_late(self, entry: Entry, wait_s: float | None, now: float) -> Refused | None:
-        first_s = self._outlook.first_token_s(entry, wait_s)
-        left_s = min(entry.first_token_by_s, entry.end_by_s) - now
-        if first_s <= left_s:
-            return None
-        return self._refuse(
-            Refusal.DEADLINE_UNREACHABLE,
-            clamp_retry_s(first_s - left_s),
-            f"The first token is expected in {first_s:.1f} s, after the deadline in "
-            f"{max(left_s, 0.0):.1f} s.",
-        )
-
-    def _refuse(self, reason: Refusal, retry_after_s: float, message: str) -> Refused:
-        self._tally.refused[reason] += 1
-        self._tally.ended[Outcome.REFUSED] += 1
-        return Refused(reason, retry_after_s, message)
+            assert entry.num_pauses <= self._settings.preemptions_max, "paused too often"
 
     # --- granting -----------------------------------------------------------------------------
+
+    def _tell_wait(self, entry: Entry, now: float) -> Refused | None:
+        """Note the ETA it is told; a refusal when its deadline is out of reach."""
+        guess_s = self._outlook.guess_s(entry, self._line.num_before(entry), now)
+        entry.wait_guess_s, entry.wait_told_s = guess_s, self._outlook.corrected(guess_s)
+        return self._refusals.too_late(entry, entry.wait_told_s, now)
 
     def _grant_all(self, now: float) -> list[Lease]:
         self._has_changed = False
         self._looked_s = now
         granted = []
-        while (entry := self._next()) is not None:
+        while (entry := self._turn.next()) is not None:
             granted.append(self._grant(entry, now))
         return granted
-
-    def _next(self) -> Entry | None:
-        """The ticket that is to be granted now, if any."""
-        if not self._line.has_in(Band.BATCH):
-            self._turns.forget()
-        for band in self._turns.order:
-            before: list[Entry] = []  # waits in this band for what comes back
-            for lane in (Lane.LONG, Lane.SHORT):
-                entry = self._line.head(band, lane)
-                if entry is None or self._is_yielding(entry):
-                    continue
-                room = self._room_for(entry, before)
-                if room is _Room.YES:
-                    return entry
-                if room is _Room.NO:
-                    before.append(entry)
-            if before:
-                return None
-        return None
-
-    def _is_yielding(self, entry: Entry) -> bool:
-        """True while short tickets wait that this one was paused for."""
-        if entry.yields_to is None:
-            return False
-        heads = (self._line.first_fresh(band, Lane.SHORT) for band in Band if band <= entry.band)
-        return any(head is not None and head.arrival < entry.yields_to for head in heads)
-
-    def _room_for(self, entry: Entry, before: Sequence[Entry]) -> _Room:
-        """Whether it can be granted such that those before it still could be."""
-        if entry.lane is Lane.LONG and not self._has_long_room(entry):
-            return _Room.LANE_FULL
-        choices = self._num_choices + entry.size + sum(one.size for one in before)
-        if choices > self._settings.max_running_requests:
-            return _Room.NO
-        if not self._holders:
-            return _Room.YES  # it fits alone: the door let nothing else in
-        claims = [entry.claim, *(one.claim for one in before)]
-        return _Room.YES if self._ledger.fits(claims) else _Room.NO
-
-    def _has_long_room(self, entry: Entry) -> bool:
-        if self._num_long == 0:
-            return True
-        share = self._settings.long_kv_share * self._ledger.capacity_tokens
-        has_place = self._num_long < self._settings.long_request_concurrency
-        return has_place and self._ledger.long_peak(entry.claim) <= share
 
     def _grant(self, entry: Entry, now: float) -> Lease:
         is_resumed = entry.is_paused
@@ -389,15 +269,12 @@ class Desk:
         self._line.remove(entry)
         entry.move(Stage.GRANTED)
         entry.granted_s = now
-        self._ledger.add(entry.id, entry.claim)
-        self._holders[entry.id] = entry
-        self._num_choices += entry.size
-        self._num_long += entry.lane is Lane.LONG
+        self._holders.add(entry)
         if is_resumed:
             self._tally.resumed += 1
         else:
             self._tally.granted += 1
-            self._turns.grant(entry.band, entry.service, is_batch_waiting=is_batch_waiting)
+            self._bands.grant(entry.band, entry.service, is_batch_waiting=is_batch_waiting)
             self._counters.charge(entry.tenant, W_IN * entry.uncached_tokens)
             self._judge_wait(entry, now)
             self._free_place(entry, now)
@@ -409,15 +286,13 @@ class Desk:
         actual_s = now - entry.ticket.arrived_s
         self._pace.waited(entry.wait_guess_s, actual_s)
         self._tally.wait.add(entry.wait_told_s, actual_s)
-        if self._observer is not None:
-            self._observer.wait_judged(entry.wait_told_s, actual_s)
+        self._observer.wait_judged(entry.wait_told_s, actual_s)
 
     def _free_place(self, entry: Entry, now: float) -> None:
         """A fresh ticket has left the line: somebody who was refused could have its place."""
         for predicted_s, actual_s in self._outlook.place_freed(entry.size, now):
             self._tally.retry_after.add(predicted_s, actual_s)
-            if self._observer is not None:
-                self._observer.retry_judged(predicted_s, actual_s)
+            self._observer.retry_judged(predicted_s, actual_s)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -443,16 +318,13 @@ class Desk:
         self._forecast.observe(entry.group, length, is_cut=is_cut)
         if not is_cut or length >= entry.ticket.max_tokens:
             self._tally.forecast.add(entry.expected_tokens, length)
-            if self._observer is not None:
-                self._observer.forecast_judged(entry.expected_tokens, length)
+            self._observer.forecast_judged(entry.expected_tokens, length)
 
     # --- ending -------------------------------------------------------------------------------
 
     def _begin_closing(self, entry: Entry, outcome: Outcome) -> None:
-        was_pausing = entry.stage is Stage.PAUSING
         entry.move(Stage.CLOSING)
         entry.outcome = outcome
-        self._num_leaving += not was_pausing
 
     def _close(self, entry: Entry, outcome: Outcome, now: float) -> None:
         """The one ending."""
@@ -462,8 +334,7 @@ class Desk:
             if not entry.is_paused:
                 self._free_place(entry, now)
         else:
-            self._num_leaving -= entry.stage in (Stage.PAUSING, Stage.CLOSING)
-            self._stop_holding(entry)
+            self._holders.remove(entry)
         outcome = entry.outcome or outcome
         self._learn_lengths(entry, outcome)
         entry.move(Stage.CLOSED)
@@ -476,12 +347,6 @@ class Desk:
             if not entry.is_done[choice] and (length or is_complete):
                 is_cut = not is_complete or length >= entry.ticket.max_tokens
                 self._end_choice(entry, choice, is_cut=is_cut)
-
-    def _stop_holding(self, entry: Entry) -> None:
-        self._ledger.drop(entry.id)
-        del self._holders[entry.id]
-        self._num_choices -= entry.size
-        self._num_long -= entry.lane is Lane.LONG
 
     def _expire(
         self, ticket_id: str, now: float, expired: list[Expired], overdue: list[Overdue]
@@ -509,18 +374,18 @@ class Desk:
     def _ask_to_pause(self, now: float) -> list[Pause]:
         """Pause for the first short ticket, unless memory is on its way back already."""
         settings = self._settings
-        if self._num_leaving or not settings.preemptions_max:
-            return []
         heads = (self._line.first_fresh(band, Lane.SHORT) for band in sorted(Band))
         head = next((one for one in heads if one is not None), None)
         if head is None or now - head.ticket.arrived_s < settings.preempt_after_s:
             return []
+        if any(one.stage in (Stage.PAUSING, Stage.CLOSING) for one in self._holders):
+            return []
         victims = choose_pauses(
             head,
-            self._holders.values(),
+            self._holders,
             self._ledger,
             settings,
-            num_choices=self._num_choices,
+            num_choices=self._holders.num_choices,
             now=now,
         )
         for victim in victims:
@@ -528,33 +393,7 @@ class Desk:
             self._tally.pauses += 1
             self._tally.repeated_pauses += victim.num_pauses > 0
             victim.num_pauses += 1
-        self._num_leaving += len(victims)
         return [Pause(victim.lease()) for victim in victims]
-
-    # --- records ------------------------------------------------------------------------------
-
-    def _new_entry(self, ticket: Ticket) -> Entry:
-        settings = self._settings
-        lane = lane_of(ticket, settings)
-        group = self._forecast.group(ticket.model, ticket.tenant, lane)
-        weight = ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0)
-        self._num_arrivals += 1
-        return Entry(
-            ticket=ticket,
-            lane=lane,
-            arrival=self._num_arrivals,
-            group=group,
-            claim=self._ledger.claim(
-                ticket, group, produced=0, num_open=ticket.n, is_long=lane is Lane.LONG
-            ),
-            expected_tokens=self._forecast.mean(group, 0, ticket.max_tokens),
-            weight=weight,
-            queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
-            first_token_by_s=_earlier(
-                ticket.first_token_deadline_s, ticket, settings.first_token_timeout_s
-            ),
-            end_by_s=_earlier(ticket.deadline_s, ticket, settings.request_timeout_s),
-        )
 
     def _enter(self, entry: Entry) -> None:
         """It stays: from here on it is somewhere until it ends."""
@@ -565,7 +404,5 @@ class Desk:
         heapq.heappush(self._deadlines, (deadline_s, entry.arrival, entry.id))
 
 
-def _earlier(deadline_s: float | None, ticket: Ticket, limit_s: float | None) -> float:
-    """The ticket's own deadline or the settings' limit after its arrival; inf without either."""
-    limit_at_s = inf if limit_s is None else ticket.arrived_s + limit_s
-    return limit_at_s if deadline_s is None else min(deadline_s, limit_at_s)
+def _ids_in(entries: Mapping[str, Entry], stages: Set[Stage]) -> set[str]:
+    return {entry.id for entry in entries.values() if entry.stage in stages}

@@ -1,11 +1,13 @@
 """The desk's own record of a ticket that has not ended. Only the desk changes it."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
 from kvota.desk.fairness import W_IN, W_OUT, Rank
-from kvota.desk.ledger import Claim
+from kvota.desk.forecast import Forecast
+from kvota.desk.ledger import Claim, Ledger
 from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import HOLDING, TRANSITIONS, IllegalMove, Lane, Lease, Stage, Ticket
 
@@ -121,3 +123,32 @@ def lane_of(ticket: Ticket, settings: DeskSettings) -> Lane:
     """
     is_long = ticket.prompt_tokens > settings.long_request_threshold
     return Lane.LONG if is_long else Lane.SHORT
+
+
+def new_entry(
+    ticket: Ticket, arrival: int, settings: DeskSettings, forecast: Forecast, ledger: Ledger
+) -> Entry:
+    """The ticket, priced: its lane, its group of the forecast, its claim and its deadlines."""
+    lane = lane_of(ticket, settings)
+    group = forecast.group(ticket.model, ticket.tenant, lane)
+    is_long = lane is Lane.LONG
+    return Entry(
+        ticket=ticket,
+        lane=lane,
+        arrival=arrival,
+        group=group,
+        claim=ledger.claim(ticket, group, produced=0, num_open=ticket.n, is_long=is_long),
+        expected_tokens=forecast.mean(group, 0, ticket.max_tokens),
+        weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
+        queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
+        first_token_by_s=_earlier(
+            ticket.first_token_deadline_s, ticket, settings.first_token_timeout_s
+        ),
+        end_by_s=_earlier(ticket.deadline_s, ticket, settings.request_timeout_s),
+    )
+
+
+def _earlier(deadline_s: float | None, ticket: Ticket, limit_s: float | None) -> float:
+    """The ticket's own deadline or the settings' limit after its arrival; inf without either."""
+    limit_at_s = inf if limit_s is None else ticket.arrived_s + limit_s
+    return limit_at_s if deadline_s is None else min(deadline_s, limit_at_s)

@@ -65,10 +65,10 @@ class BandTurns:
         """`service` (weighted tokens, as expected) goes to a ticket of `band`."""
         if not is_batch_waiting:
             self._owed = 0.0
-        elif band is Band.BATCH:
-            self._owed -= service
-        else:
+        elif band is Band.INTERACTIVE:
             self._owed += service * self._owed_per_token
+        elif self._owed > 0:  # else nobody else could use the room, and it costs batch nothing
+            self._owed -= service
 
 
 class WaitingLine(Generic[Entry]):

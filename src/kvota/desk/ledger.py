@@ -87,7 +87,7 @@ class Ledger:
             private - part,
             part + produced,
             produced,
-            ticket.max_tokens - produced,
+            max(ticket.max_tokens - produced, 0),
             num_open,
             group,
         )
@@ -156,7 +156,7 @@ class Ledger:
         added = produced - int(column[_PRODUCED])
         column[_OWN] += added
         column[_PRODUCED] = produced
-        column[_LEFT] -= added
+        column[_LEFT] = max(int(column[_LEFT]) - added, 0)
         column[_OPEN] = num_open
         if private_tokens is not None:
             own = -(-int(column[_OWN]) // self.block_size) * self.block_size

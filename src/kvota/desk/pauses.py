@@ -1,10 +1,11 @@
 """Which leases to pause so that a short ticket that has waited too long can begin.
 
 Who may be paused: leases of the long lane, or of a later band than the ticket's, that have held
-their KV for a minimum time and were not paused too often. Who is paused: if one is enough, one;
-batch before long, the latest granted first.
+their KV for a minimum time and were not paused too often. Who is paused: batch before long, the
+latest granted first, and no more than needed; the last one needed alone, if it is enough.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from kvota.desk.entry import Entry
@@ -30,15 +31,17 @@ def choose_pauses(
             return False
         return ledger.fits([head.claim], without=[victim.id for victim in victims])
 
+    if makes_room([]):
+        return []  # it waits for its turn, not for memory
     candidates = [one for one in holders if _may_pause(one, head, settings, now)]
     candidates.sort(key=_last_first)
-    for one in candidates:
-        if makes_room([one]):
-            return [one]
-    for count in range(2, len(candidates) + 1):
-        if makes_room(candidates[:count]):
-            return candidates[:count]
-    return []
+    if not candidates or not makes_room(candidates):
+        return []
+    count = bisect_left(
+        range(1, len(candidates)), True, key=lambda count: makes_room(candidates[:count])
+    )
+    last = candidates[count : count + 1]
+    return last if count and makes_room(last) else candidates[: count + 1]
 
 
 def _may_pause(entry: Entry, head: Entry, settings: DeskSettings, now: float) -> bool:

@@ -23,6 +23,19 @@ class DeskObserver(Protocol):
         """The place in line that a refused ticket was told to come back for has become free."""
 
 
+class Silence:
+    """For whoever does not want to hear."""
+
+    def forecast_judged(self, predicted_tokens: float, actual_tokens: int) -> None:
+        pass
+
+    def wait_judged(self, predicted_s: float, actual_s: float) -> None:
+        pass
+
+    def retry_judged(self, predicted_s: float, actual_s: float) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class ErrorTally:
     """Predicted and actual values of one kind, summed."""

@@ -1,0 +1,78 @@
+"""Saying no at the door, with the reason, the numbers, and when to come back."""
+
+from kvota.core.errors import Outcome, Refusal
+from kvota.desk.entry import Entry
+from kvota.desk.lanes import WaitingLine
+from kvota.desk.ledger import Ledger
+from kvota.desk.outlook import Outlook
+from kvota.desk.retry import RETRY_AFTER_MAX_S, clamp_retry_s
+from kvota.desk.settings import DeskSettings
+from kvota.desk.tally import Tally
+from kvota.desk.ticket import Refused
+
+
+class Refusals:
+    """Each method returns the refusal, which is then counted as the ticket's ending, or None."""
+
+    def __init__(
+        self,
+        settings: DeskSettings,
+        ledger: Ledger,
+        line: WaitingLine[Entry],
+        outlook: Outlook,
+        tally: Tally,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._line = line
+        self._outlook = outlook
+        self._tally = tally
+
+    def impossible(self, entry: Entry) -> Refused | None:
+        """It could not run if it were alone."""
+        ticket, capacity = entry.ticket, self._ledger.capacity_tokens
+        need = self._ledger.need_max(ticket)
+        if need > capacity:
+            return self._refuse(
+                Refusal.KV_BUDGET_EXHAUSTED,
+                RETRY_AFTER_MAX_S,
+                f"The request may need {need} tokens of KV memory (prompt and `max_tokens`, for "
+                f"each of n={ticket.n}) and there are {capacity}; ask for less.",
+            )
+        if ticket.n > self._settings.max_running_requests:
+            return self._refuse(
+                Refusal.KV_BUDGET_EXHAUSTED,
+                RETRY_AFTER_MAX_S,
+                f"`n` is {ticket.n} and at most {self._settings.max_running_requests} choices "
+                "run at once; ask for fewer.",
+            )
+        return None
+
+    def line_full(self, entry: Entry, now: float) -> Refused | None:
+        """`entry` is in line already; with it the line is longer than allowed."""
+        num, most = self._line.num_bounded, self._settings.max_waiting_queue
+        if num <= most:
+            return None
+        return self._refuse(
+            Refusal.QUEUE_FULL,
+            self._outlook.promise_place_s(entry, now),
+            f"The line is full: {num - entry.size} choices wait and at most {most} may.",
+        )
+
+    def too_late(self, entry: Entry, wait_s: float | None, now: float) -> Refused | None:
+        """Granted after `wait_s`, its first token is expected past its deadline."""
+        first_s = self._outlook.first_token_s(entry, wait_s)
+        left_s = min(entry.first_token_by_s, entry.end_by_s) - now
+        if first_s <= left_s:
+            return None
+        return self._refuse(
+            Refusal.DEADLINE_UNREACHABLE,
+            clamp_retry_s(first_s - left_s),
+            f"The first token is expected in {first_s:.1f} s, after the deadline in "
+            f"{max(left_s, 0.0):.1f} s.",
+        )
+
+    def _refuse(self, reason: Refusal, retry_after_s: float, message: str) -> Refused:
+        self._tally.refused[reason] += 1
+        self._tally.ended[Outcome.REFUSED] += 1
+        return Refused(reason, retry_after_s, message)
