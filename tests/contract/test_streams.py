@@ -197,6 +197,26 @@ def test_a_failure_hurts_no_neighbour(node: LiveNode) -> None:
     assert node.complete(**prompt).text() == alone
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_one_prompt_fails_the_others_stop(node: LiveNode, stream: bool) -> None:
+    """A14, C02: one answer or one error, and no work that nobody will see"""
+    generated = node.metric("kvota_generated_tokens_total")
+    node.stage.poison = frozenset(byte_ids("~"))
+    prompts = ["~", "x", "y"]
+    with ThreadPoolExecutor() as pool, node.stage.held() as gate:
+        failing = pool.submit(node.complete, prompts, max_tokens=800, stream=stream)
+        until(lambda: node.num_open == 3, "all to be accepted")
+        gate.allow(8)  # the step that fails, and its parts one by one
+        until(lambda: node.num_open < 3, "the first to fail")
+        for _ in range(5):  # turns of the loop: the failure is read, letters are posted
+            node.on_loop(lambda: None)
+        gate.open()
+        reply = failing.result()
+    assert reply.status == 502 if not stream else "backend_error" in reply.content.decode()
+    node.wait_idle()
+    assert node.metric("kvota_generated_tokens_total") <= generated + 2 * 10
+
+
 # --- A15: tool calls
 
 TOOLS = [
