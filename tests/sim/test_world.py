@@ -9,17 +9,17 @@ from kvota.sim.arrival import Arrival
 from kvota.sim.door import OpenDoor
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import FaultPlan, Jump, Storm
+from kvota.sim.node import NodeSettings
 from kvota.sim.random_world import draw_world
 from kvota.sim.records import RequestRecord, Targets, WorldResult
 from kvota.sim.world import World, WorldSettings
 
-SECOND_A_STEP = WorldSettings(
+NODE = NodeSettings(
     capacity=Capacity(64, 16, 0),
     cost=StepCost(base=1.0),
     limits=SchedulerLimits(max_num_batched_tokens=64, max_running_requests=4),
-    queue_timeout_s=None,
-    request_timeout_s=None,
 )
+SECOND_A_STEP = WorldSettings(node=NODE, queue_timeout_s=None, request_timeout_s=None)
 
 
 def ask(at_s: float, output: int = 5, prompt: int = 32, **fields: object) -> Arrival:
@@ -61,7 +61,8 @@ def test_a_shared_prefix_is_really_shared() -> None:
 
 
 def test_preemption_changes_when_but_not_what() -> None:
-    tight = replace(SECOND_A_STEP, capacity=Capacity(8, 16, 0), prefix_cache=False)
+    small = replace(NODE, capacity=Capacity(8, 16, 0), prefix_cache=False)
+    tight = replace(SECOND_A_STEP, node=small)
     records = run([ask(0.0, output=60, max_tokens=60) for _ in range(2)], tight).records
     assert [record.output_tokens for record in records] == [60, 60]
     assert sum(record.preemptions for record in records) > 0
@@ -75,11 +76,9 @@ def test_a_client_that_leaves_frees_its_memory_and_ends_once() -> None:
 
 
 def test_deadlines_end_requests_in_line_and_running() -> None:
-    impatient = replace(
-        SECOND_A_STEP,
-        limits=SchedulerLimits(max_num_batched_tokens=64, max_running_requests=1),
-        queue_timeout_s=3.0,
-        request_timeout_s=10.0,
+    limits = SchedulerLimits(max_num_batched_tokens=64, max_running_requests=1)
+    impatient = WorldSettings(
+        node=replace(NODE, limits=limits), queue_timeout_s=3.0, request_timeout_s=10.0
     )
     running, waiting = run([ask(0.0, output=50), ask(0.1)], impatient).records
     assert running.outcome is Outcome.REQUEST_TIMEOUT
@@ -104,7 +103,7 @@ def test_a_storm_takes_its_share_of_the_open_requests() -> None:
 def test_a_full_house_is_refused_at_the_door() -> None:
     arrivals = [ask(0.0), ask(0.0), ask(0.0), ask(50.0)]
     door = OpenDoor(num_open_max=2, retry_after_s=7.0)
-    result = World(arrivals, SECOND_A_STEP, seed=1, door=door).run()
+    result = World(arrivals, SECOND_A_STEP, seed=1, door=lambda _: door).run()
     assert [record.refusal for record in result.records] == [None, None, Refusal.QUEUE_FULL, None]
     assert result.records[2].retry_after_s == 7.0
 

@@ -1,7 +1,7 @@
 """Who lets requests through to the engine. The desk is one; no desk at all is another.
 
 arrive ──▶ Go │ Wait(position, eta) │ No(reason, retry_after)
-ended, tick ──▶ Moves(granted, expired)
+ended, paused, leave, tick ──▶ Moves(granted, expired, overdue, pauses)
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvota.core.errors import Outcome, Refusal
-from kvota.core.request import Request
+from kvota.core.request import Delta, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Go:
 @dataclass(frozen=True, slots=True)
 class Wait:
     position: int
-    eta_s: float
+    eta_s: float | None  # for the lease; None: nothing is known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class Moves:
     """What time or room changed in the line, by request id."""
 
     granted: Sequence[str] = ()
-    expired: Sequence[str] = ()
-    paused: Sequence[str] = ()  # the engine should give up their KV and recompute them later
+    expired: Sequence[tuple[str, Outcome]] = ()  # have ended in line
+    overdue: Sequence[tuple[str, Outcome]] = ()  # are to be stopped, to end like this
+    pauses: Sequence[str] = ()  # are to give their KV back and go on when granted again
 
 
 NOTHING = Moves()
@@ -50,19 +51,18 @@ class Door(Protocol):
 
     def arrive(self, request: Request, tenant: str, now: float) -> Verdict: ...
 
-    def progress(self, request_id: str, produced: int, now: float) -> None: ...
+    def progress(self, request_id: str, delta: Delta, now: float) -> None: ...
 
     def ended(self, request_id: str, outcome: Outcome, now: float) -> Moves:
         """The engine has given its blocks back."""
+
+    def paused(self, request_id: str, now: float) -> Moves:
+        """The engine has given its blocks back, and it is to go on later."""
 
     def leave(self, request_id: str, now: float) -> Moves:
         """Its client went away while it waited here."""
 
     def tick(self, now: float) -> Moves: ...
-
-    @property
-    def wake_s(self) -> float | None:
-        """When `tick` would next change something though nothing else happens."""
 
     def check(self) -> None:
         """Prove its invariants; raises AssertionError."""
@@ -82,7 +82,7 @@ class OpenDoor:
         self._num_open += 1
         return GO
 
-    def progress(self, request_id: str, produced: int, now: float) -> None:
+    def progress(self, request_id: str, delta: Delta, now: float) -> None:
         """Nobody wants to know."""
 
     def ended(self, request_id: str, outcome: Outcome, now: float) -> Moves:
@@ -92,12 +92,11 @@ class OpenDoor:
     def leave(self, request_id: str, now: float) -> Moves:
         raise AssertionError(f"{request_id} cannot wait at a door without a line")
 
+    def paused(self, request_id: str, now: float) -> Moves:
+        raise AssertionError(f"nobody asked {request_id} to pause")
+
     def tick(self, now: float) -> Moves:
         return NOTHING
-
-    @property
-    def wake_s(self) -> float | None:
-        return None
 
     def check(self) -> None:
         assert 0 <= self._num_open <= self._num_open_max

@@ -10,10 +10,13 @@ from random import Random
 
 from kvota.core.plan import Capacity
 from kvota.core.request import Band
+from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.sim.arrival import Arrival
+from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import draw_faults
+from kvota.sim.node import NodeSettings
 from kvota.sim.records import WorldResult
 from kvota.sim.world import World, WorldSettings
 
@@ -37,20 +40,42 @@ def run_random_world(seed: int) -> WorldResult:
 def draw_world(seed: int) -> World:
     rng = Random(f"random world {seed}")
     block_size = rng.choice((1, 4, 16, 32))
-    capacity = Capacity(rng.randint(8, 120), block_size, bytes_per_block=0)
+    capacity = Capacity(rng.randint(6, 48), block_size, bytes_per_block=0)
     limits = _limits(rng)
-    duration_s = rng.uniform(0.5, 20.0)
+    duration_s = rng.uniform(0.3, 6.0)
+    node = NodeSettings(
+        capacity=capacity, cost=_cost(rng), limits=limits, prefix_cache=rng.random() < 0.7
+    )
     settings = WorldSettings(
-        capacity=capacity,
-        cost=_cost(rng),
-        limits=limits,
-        prefix_cache=rng.random() < 0.7,
+        node=node,
         queue_timeout_s=rng.choice((None, rng.uniform(0.2, 10))),
         request_timeout_s=rng.choice((None, rng.uniform(0.5, 30))),
         faults=draw_faults(rng, duration_s),
     )
     arrivals = _arrivals(rng, capacity, limits, duration_s)
-    return World(arrivals, settings, seed=seed)
+    door = desk_door(_desk(rng, limits)) if rng.random() < 0.8 else None
+    return World(arrivals, settings, seed=seed, door=door)
+
+
+def _desk(rng: Random, limits: SchedulerLimits) -> DeskSettings:
+    queue_timeout_s = rng.uniform(0.2, 10)
+    return DeskSettings(
+        admission=rng.choice(list(Admission)),
+        risk=rng.choice((0.0, 1.0, 3.0)),
+        max_running_requests=limits.max_running_requests,
+        max_waiting_queue=rng.choice((0, 4, 100)),
+        long_request_threshold=rng.choice((20, 4000)),
+        long_request_concurrency=min(rng.choice((1, 2)), limits.max_running_requests),
+        long_kv_share=rng.uniform(0.1, 1.0),
+        batch_floor=rng.choice((0.0, 0.1, 0.5)),
+        tenant_weights={"tenant-0": rng.choice((1.0, 5.0))},
+        queue_timeout_s=queue_timeout_s,
+        request_timeout_s=queue_timeout_s + rng.uniform(0, 30),
+        first_token_timeout_s=rng.choice((None, queue_timeout_s)),
+        preempt_after_s=rng.choice((0.0, 0.5, 2.0)),
+        preempt_min_run_s=rng.choice((0.0, 0.5)),
+        preemptions_max=rng.choice((0, 1, 3)),
+    )
 
 
 def _limits(rng: Random) -> SchedulerLimits:
@@ -88,7 +113,7 @@ def _arrival(
     """A request that could run alone: prompt and output fit the pool."""
     size = capacity.num_blocks * capacity.block_size
     n = min(rng.choice((1, 1, 1, 2, 3)), limits.max_running_requests)
-    prompt = rng.randint(1, max(1, size // (3 * n)))
+    prompt = rng.randint(1, max(1, size // (5 * n)))
     room = size // n - prompt - 2 * capacity.block_size
     max_tokens = rng.randint(1, max(1, min(room, 80)))
     return Arrival(

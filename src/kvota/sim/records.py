@@ -26,12 +26,17 @@ class RequestRecord:
     eta_s: float | None = None  # told on joining the line: the wait for a lease
     granted_at_s: float | None = None  # the door let it through to the engine
     queued_s: float | None = None  # arrival to the first chunk
-    ttft_s: float | None = None
     token_at_s: list[float] = field(default_factory=list)  # of the first choice
     output_tokens: int = 0  # over all choices
     cached_tokens: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # pauses among them
+    pauses: int = 0  # asked for by the door
     ended_at_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to the first token of the first choice."""
+        return self.token_at_s[0] - self.arrival.at_s if self.token_at_s else None
 
     @property
     def tpot_s(self) -> float:
@@ -59,8 +64,8 @@ class RequestRecord:
         """Everything that two runs from one seed must agree on."""
         return (
             self.number, self.outcome, self.refusal, self.retry_after_s, self.eta_s,
-            self.granted_at_s, self.queued_s, self.ttft_s, tuple(self.token_at_s),
-            self.cached_tokens, self.preemptions, self.ended_at_s,
+            self.granted_at_s, self.queued_s, tuple(self.token_at_s),
+            self.cached_tokens, self.preemptions, self.pauses, self.ended_at_s,
         )  # fmt: skip
 
 

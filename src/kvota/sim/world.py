@@ -13,49 +13,35 @@ Nothing here decides anything a node decides: the door, the engine and what is u
 ones that serve.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from kvota.core.clock import ManualClock
 from kvota.core.errors import Outcome
-from kvota.core.plan import Capacity, Executor
 from kvota.core.request import Delta, Ended, Event, PromptRead, Request, SamplingParams
-from kvota.engine.engine import Engine
-from kvota.engine.mailbox import Cancel, Mailbox, Submit
-from kvota.engine.text import Vocabulary
 from kvota.kv.cache import KVCache
-from kvota.scheduler.budget import SchedulerLimits
-from kvota.scheduler.scheduler import Scheduler
 from kvota.sim.agenda import Agenda
 from kvota.sim.arrival import Arrival, Scaling, prompt_of
-from kvota.sim.checkers import (
-    AllCheckers,
-    BudgetedExecutor,
-    Checker,
-    Conservation,
-    NoStarvation,
-    OneEnding,
-)
+from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation, OneEnding
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
-from kvota.sim.executor import END, StepCost, StepCostExecutor
-from kvota.sim.faults import FaultPlan, FaultyExecutor, Jump, Storm
+from kvota.sim.executor import END
+from kvota.sim.faults import FaultPlan, Jump, Storm
+from kvota.sim.node import NodeSettings, Paused, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
 
-VOCABULARY = Vocabulary(())  # every token reads as nothing: text costs next to nothing
-IDLE_TURNS_MAX = 1000  # turns in a row that compute nothing though there is work
-BLOCKED_S = 0.001
+TICK_S = 0.05  # the door is asked at least this often while nothing can be computed
+IDLE_TURNS_MAX = 1_000_000  # in a row, before a world counts as stuck
+
+DoorFactory = Callable[[KVCache], Door]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
-    """The machine, the limits, and what clients put up with."""
+    """The node, and what clients put up with. Timeouts of None never come."""
 
-    capacity: Capacity
-    cost: StepCost
-    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
-    prefix_cache: bool = True
+    node: NodeSettings
     queue_timeout_s: float | None = 30.0
     request_timeout_s: float | None = 120.0
     proof_every: int = 1  # steps between two full proofs of all invariants
@@ -63,24 +49,13 @@ class WorldSettings:
     scaling: Scaling = field(default_factory=Scaling)  # of the arrivals, already applied
 
 
-class StepCount:
-    """A StepObserver that counts."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-
-    def observe_step(
-        self, *, executor_s: float, overhead_s: float, num_sequences: int, num_prefilled: int,
-        num_sampled: int, num_preemptions: int,
-    ) -> None:  # fmt: skip
-        self.num_steps += 1
-
-    def observe_failure(self, error: Exception) -> None:
-        """Injected; the fault plan counts them."""
+def open_door(settings: NodeSettings, num_waiting_max: int = 256) -> DoorFactory:
+    """No desk: all go to the engine's line, as far as it may grow."""
+    return lambda _: OpenDoor(settings.limits.max_running_requests + num_waiting_max)
 
 
 class World:
-    """One workload, run once. `door` None: no desk, as many servers do it."""
+    """One workload, run once. Without a `door` there is no desk, as many servers do it."""
 
     def __init__(
         self,
@@ -88,48 +63,27 @@ class World:
         settings: WorldSettings,
         *,
         seed: int,
-        door: Door | None = None,
+        door: DoorFactory | None = None,
         checkers: Sequence[Checker] = (),
     ) -> None:
         self._settings = settings
         self._seed = seed
         self._rng = Random(f"world {seed}")
         self._clock = ManualClock()
-        self._arrivals: Iterator[tuple[int, Arrival]] = iter(enumerate(arrivals))
-        self._agenda = Agenda()
-        self._door = door or OpenDoor(num_open_max=settings.limits.max_running_requests + 256)
-        self._records: list[RequestRecord] = []
-        self._open: dict[str, RequestRecord] = {}
-        self._at_door: dict[str, Request] = {}
-        self._published: list[tuple[str, Event]] = []
-        self._mailbox = Mailbox()
-        self._steps = StepCount()
-        self._compose(checkers)
-        self._last_arrival_s = 0.0
-        self._kv_used_s = 0.0  # integral of the used share over time
-
-    def _compose(self, checkers: Sequence[Checker]) -> None:
-        """Build the node: the same parts as the live one, over an executor that only counts."""
-        settings, capacity = self._settings, self._settings.capacity
-        self._executor = StepCostExecutor(capacity, settings.cost, self._clock)
-        self._faulty = FaultyExecutor(self._executor, self._clock, settings.faults, self._rng)
-        executor: Executor = BudgetedExecutor(self._faulty, settings.limits)
-        cache = KVCache(
-            capacity.num_blocks, capacity.block_size, prefix_cache=settings.prefix_cache
-        )
-        self._scheduler = Scheduler(cache, settings.limits)
-        self._conservation = Conservation(self._scheduler, self._door, settings.proof_every)
+        self._node = SimulatedNode(settings.node, settings.faults, self._clock, self._rng)
+        self._door = (door or open_door(settings.node))(self._node.cache)
+        self._conservation = Conservation(self._node.scheduler, self._door, settings.proof_every)
         starvation = NoStarvation(settings.queue_timeout_s, settings.request_timeout_s)
         self._checkers = AllCheckers([self._conservation, OneEnding(), starvation, *checkers])
-        self._engine = Engine(
-            executor,
-            self._scheduler,
-            vocabulary=VOCABULARY,
-            clock=self._clock,
-            mailbox=self._mailbox,
-            publish=self._published.extend,
-            observer=self._steps,
-        )
+        self._arrivals: Iterator[tuple[int, Arrival]] = iter(enumerate(arrivals))
+        self._agenda = Agenda()
+        self._records: list[RequestRecord] = []
+        self._open: dict[str, RequestRecord] = {}
+        self._at_door: dict[str, Request] = {}  # in line there, fresh or paused
+        self._stopped: dict[str, Outcome] = {}  # by the door: how they are to end
+        self._last_arrival_s = 0.0
+        self._kv_used_s = 0.0  # integral of the used share over the time of the arrivals
+        self._num_idle = 0
 
     def run(self) -> WorldResult:
         """Until the last request has ended. Raises AssertionError when an invariant breaks."""
@@ -139,51 +93,48 @@ class World:
         for jump in faults.jumps:
             self._agenda.note(jump.at_s, partial(self._jump, jump))
         self._note_next_arrival()
-        num_idle = 0
-        while self._engine.has_work() or self._open or self._agenda.next_s is not None:
-            num_idle = 0 if self._turn() else num_idle + 1
-            assert num_idle < IDLE_TURNS_MAX, f"nothing moves at {self._clock.now():.3f} s"
+        while self._open or self._agenda.next_s is not None or self._node.engine.has_work():
+            self._turn()
         self._checkers.finished(self._clock.now())
         return self._result()
 
     # --- the loop -----------------------------------------------------------------------------
 
-    def _turn(self) -> bool:
-        """One turn of the engine and all around it. False when nothing happened."""
+    def _turn(self) -> None:
+        """One turn of the engine and all around it."""
         started_s = self._clock.now()
-        has_happened = self._do_due()
-        has_computed = self._engine.step()
         self._do_due()
-        has_published = bool(self._published)
-        self._take_published(self._clock.now())
-        if not has_computed:
+        has_computed = self._node.engine.step()
+        self._do_due()
+        events = self._node.take()
+        self._take(events, self._clock.now())
+        self._carry_out(self._door.tick(self._clock.now()), self._clock.now())
+        if has_computed or events:
+            self._num_idle = 0
+        else:
             self._wait()
         self._note_use(self._clock.now() - started_s)
         self._checkers.stepped(self._clock.now())
-        return has_happened or has_computed or has_published
 
-    def _do_due(self) -> bool:
+    def _do_due(self) -> None:
         """Everything that was to happen until now, in order, each at its own moment."""
-        has_happened = False
         while due := self._agenda.pop_until(self._clock.now()):
             at_s, action = due
             action(at_s)
-            has_happened = True
-        self._carry_out(self._door.tick(self._clock.now()), self._clock.now())
-        return has_happened
 
     def _wait(self) -> None:
-        """Nothing can be computed: on to the next moment at which anything happens."""
-        now = self._clock.now()
-        moments = [at for at in (self._agenda.next_s, self._door.wake_s) if at is not None]
-        if self._engine.has_work() or not moments:
-            moments.append(now + BLOCKED_S)
-        self._clock.advance(max(min(moments) - now, 0.0))
+        """Nothing could be computed: on to the next moment at which anything may happen."""
+        self._num_idle += 1
+        assert self._num_idle < IDLE_TURNS_MAX, f"nothing moves at {self._clock.now():.3f} s"
+        now, next_s = self._clock.now(), self._agenda.next_s
+        if self._open:
+            next_s = now + TICK_S if next_s is None else min(now + TICK_S, next_s)
+        if next_s is not None:
+            self._clock.advance(max(next_s - now, 0.0))
 
     def _note_use(self, elapsed_s: float) -> None:
         if self._clock.now() <= self._last_arrival_s:
-            gauges = self._engine.gauges
-            self._kv_used_s += elapsed_s * gauges.num_blocks_used / gauges.num_blocks
+            self._kv_used_s += elapsed_s * self._node.kv_used
 
     # --- what clients do ----------------------------------------------------------------------
 
@@ -199,7 +150,7 @@ class World:
         record = RequestRecord(number, arrival)
         self._records.append(record)
         self._checkers.arrived(record, now)
-        request = self._request(number, arrival, now)
+        request = self._request_of(record)
         self._open[request.id] = record
         faults = self._settings.faults
         if faults.leave_rate and self._rng.random() < faults.leave_rate:
@@ -220,11 +171,11 @@ class World:
                 self._grant(request, now)
 
     def _leave(self, request_id: str, now: float) -> None:
-        if self._at_door.pop(request_id, None) is not None:
-            self._end(request_id, Outcome.CLIENT_CLOSED, now)
+        if request_id in self._at_door:
+            self._end_at_door(request_id, Outcome.CLIENT_CLOSED, now)
             self._carry_out(self._door.leave(request_id, now), now)
         elif request_id in self._open:
-            self._mailbox.post(Cancel(request_id))
+            self._node.cancel(request_id)
 
     def _storm(self, storm: Storm, now: float) -> None:
         waiting = list(self._open)
@@ -238,45 +189,55 @@ class World:
 
     def _grant(self, request: Request, now: float) -> None:
         record = self._open[request.id]
-        record.granted_at_s = now
-        self._checkers.granted(record, now)
-        self._mailbox.post(Submit(request))
+        if record.granted_at_s is None:
+            record.granted_at_s = now
+            self._checkers.granted(record, now)
+        self._node.submit(request)
 
     def _carry_out(self, moves: Moves, now: float) -> None:
         for request_id in moves.granted:
             self._grant(self._at_door.pop(request_id), now)
-        for request_id in moves.expired:
-            del self._at_door[request_id]
-            self._end(request_id, Outcome.QUEUE_TIMEOUT, now)
-        for request_id in moves.paused:
-            self._scheduler.pause(request_id)
+        for request_id, outcome in moves.expired:
+            self._end_at_door(request_id, outcome, now)
+        for request_id, outcome in moves.overdue:
+            self._stopped[request_id] = outcome
+            self._node.cancel(request_id)
+        for request_id in moves.pauses:
+            self._node.pause(request_id)
 
-    def _take_published(self, now: float) -> None:
-        published, self._published[:] = self._published.copy(), []
-        for request_id, event in published:
+    def _end_at_door(self, request_id: str, outcome: Outcome, now: float) -> None:
+        del self._at_door[request_id]
+        if self._open[request_id].granted_at_s is not None:
+            self._node.forget(request_id)
+        self._end(request_id, outcome, now)
+
+    def _take(self, events: Sequence[tuple[str, Event | Paused]], now: float) -> None:
+        for request_id, event in events:
+            record = self._open[request_id]
             if type(event) is Delta:
-                self._produced(request_id, event, now)
+                self._produced(record, request_id, event, now)
             elif isinstance(event, Ended):
-                self._close(request_id, event, now)
-            elif isinstance(event, PromptRead):
-                self._open[request_id].cached_tokens = event.cached_tokens
+                self._close(record, request_id, event, now)
+            elif isinstance(event, PromptRead) and record.queued_s is None:
+                record.cached_tokens, record.queued_s = event.cached_tokens, event.queued_s
+            elif isinstance(event, Paused):
+                record.pauses += 1
+                self._at_door[request_id] = self._request_of(record)
+                self._carry_out(self._door.paused(request_id, now), now)
 
-    def _produced(self, request_id: str, delta: Delta, now: float) -> None:
-        record = self._open[request_id]
+    def _produced(self, record: RequestRecord, request_id: str, delta: Delta, now: float) -> None:
         record.output_tokens += len(delta.token_ids)
         if delta.choice == 0:
             record.token_at_s.append(now)
         self._checkers.produced(record, len(delta.token_ids), now)
-        self._door.progress(request_id, record.output_tokens, now)
+        self._door.progress(request_id, delta, now)
 
-    def _close(self, request_id: str, event: Ended, now: float) -> None:
-        record = self._open[request_id]
+    def _close(self, record: RequestRecord, request_id: str, event: Ended, now: float) -> None:
         record.preemptions = event.num_preemptions
-        record.ttft_s = event.first_token_s
-        if event.outcome is not Outcome.QUEUE_TIMEOUT:
-            record.queued_s = event.queued_s
-        self._end(request_id, event.outcome, now)
-        self._carry_out(self._door.ended(request_id, event.outcome, now), now)
+        self._at_door.pop(request_id, None)
+        outcome = self._stopped.pop(request_id, event.outcome)
+        self._end(request_id, outcome, now)
+        self._carry_out(self._door.ended(request_id, outcome, now), now)
 
     def _end(self, request_id: str, outcome: Outcome, now: float) -> None:
         record = self._open.pop(request_id)
@@ -286,7 +247,8 @@ class World:
 
     # --- in and out ---------------------------------------------------------------------------
 
-    def _request(self, number: int, arrival: Arrival, now: float) -> Request:
+    def _request_of(self, record: RequestRecord) -> Request:
+        arrival, number = record.arrival, record.number
         queue_s, request_s = self._settings.queue_timeout_s, self._settings.request_timeout_s
         return Request(
             id=f"r{number}",
@@ -296,10 +258,10 @@ class World:
             sampling=SamplingParams(
                 min_tokens=arrival.output_tokens, stop_token_ids=frozenset({END})
             ),
-            arrived_s=now,
+            arrived_s=arrival.at_s,
             band=arrival.band,
-            queue_deadline_s=None if queue_s is None else now + queue_s,
-            deadline_s=None if request_s is None else now + request_s,
+            queue_deadline_s=None if queue_s is None else arrival.at_s + queue_s,
+            deadline_s=None if request_s is None else arrival.at_s + request_s,
         )
 
     def _result(self) -> WorldResult:
@@ -311,10 +273,10 @@ class World:
             seed=self._seed,
             span_s=self._last_arrival_s - first_s,
             ended_s=self._clock.now(),
-            num_steps=self._steps.num_steps,
-            busy_s=self._executor.busy_s,
+            num_steps=self._node.steps.num_steps,
+            busy_s=self._node.executor.busy_s,
             kv_used_mean=self._kv_used_s / self._last_arrival_s if self._last_arrival_s else 0.0,
-            recomputed_tokens=self._scheduler.snapshot().recomputed_tokens,
+            recomputed_tokens=self._node.scheduler.snapshot().recomputed_tokens,
             num_checks=self._conservation.num_proofs,
-            num_faults=self._faulty.num_faults,
+            num_faults=self._node.faulty.num_faults,
         )

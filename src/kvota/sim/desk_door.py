@@ -1,0 +1,125 @@
+"""The real desk as the door of a simulated world: requests become tickets, events become calls."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from kvota.core.errors import Outcome
+from kvota.core.request import Delta, Request
+from kvota.desk.desk import Desk
+from kvota.desk.forecast import Forecast
+from kvota.desk.settings import DeskSettings
+from kvota.desk.tally import DeskObserver
+from kvota.desk.ticket import Expired, Granted, Lane, Lease, Queued, Refused, Ticket
+from kvota.kv.cache import KVCache
+from kvota.sim.arrival import Arrival
+from kvota.sim.door import GO, Moves, No, Verdict, Wait
+
+
+def desk_door(
+    settings: DeskSettings, history: Iterable[Arrival] = (), observer: DeskObserver | None = None
+) -> Callable[[KVCache], "DeskDoor"]:
+    """A desk over all of the cache, which has seen the outputs of `history` end."""
+
+    def door(cache: KVCache) -> DeskDoor:
+        forecast = Forecast()
+        for one in history:
+            lane = Lane.LONG if one.prompt_tokens > settings.long_request_threshold else Lane.SHORT
+            group = forecast.group("", one.tenant, lane)
+            forecast.observe(group, one.output_tokens, is_cut=one.output_tokens >= one.max_tokens)
+        desk = Desk(
+            cache.num_blocks * cache.block_size,
+            settings,
+            forecast,
+            block_size=cache.block_size,
+            observer=observer,
+        )
+        return DeskDoor(desk, cache)
+
+    return door
+
+
+class DeskDoor:
+    """`cache` tells which blocks of a prompt are in memory when it arrives."""
+
+    def __init__(self, desk: Desk, cache: KVCache) -> None:
+        self.desk = desk
+        self._cache = cache
+        self._produced: dict[str, list[int]] = {}  # tokens of each choice
+
+    def arrive(self, request: Request, tenant: str, now: float) -> Verdict:
+        verdict = self.desk.arrive(self._ticket(request, tenant), now)
+        match verdict:
+            case Refused(reason, retry_after_s, _):
+                return No(reason, retry_after_s)
+            case Queued(position, eta_s):
+                self._produced[request.id] = [0] * request.n
+                return Wait(position, eta_s)
+            case Granted():
+                self._produced[request.id] = [0] * request.n
+                return GO
+
+    def progress(self, request_id: str, delta: Delta, now: float) -> None:
+        produced = self._produced[request_id]
+        produced[delta.choice] += len(delta.token_ids)
+        self.desk.progress(
+            request_id,
+            produced[delta.choice],
+            now,
+            choice=delta.choice,
+            is_done=delta.finish is not None,
+        )
+
+    def ended(self, request_id: str, outcome: Outcome, now: float) -> Moves:
+        del self._produced[request_id]
+        return _granted(self.desk.release(request_id, outcome, now))
+
+    def paused(self, request_id: str, now: float) -> Moves:
+        return _granted(self.desk.paused(request_id, now))
+
+    def leave(self, request_id: str, now: float) -> Moves:
+        del self._produced[request_id]
+        return _granted(self.desk.cancel(request_id, Outcome.CLIENT_CLOSED, now))
+
+    def tick(self, now: float) -> Moves:
+        ticked = self.desk.tick(now)
+        for expired in ticked.expired:
+            del self._produced[expired.ticket.id]
+        return Moves(
+            granted=[lease.id for lease in ticked.granted],
+            expired=[_ending(expired) for expired in ticked.expired],
+            overdue=[(overdue.lease.id, overdue.outcome) for overdue in ticked.overdue],
+            pauses=[pause.lease.id for pause in ticked.pauses],
+        )
+
+    def check(self) -> None:
+        self.desk.check()
+
+    def _ticket(self, request: Request, tenant: str) -> Ticket:
+        prefix = self._prefix(request)
+        return Ticket(
+            id=request.id,
+            tenant=tenant,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            arrived_s=request.arrived_s,
+            band=request.band,
+            n=request.n,
+            cached_tokens=len(prefix) * self._cache.block_size,
+            prefix_blocks=prefix,
+            queue_deadline_s=request.queue_deadline_s,
+            deadline_s=request.deadline_s,
+        )
+
+    def _prefix(self, request: Request) -> Sequence[Hashable]:
+        if not (request.use_prefix_cache and self._cache.has_prefix_cache):
+            return ()
+        chain = self._cache.chain(list(request.prompt), request.cache_salt)
+        num_cached = self._cache.match(chain) // self._cache.block_size
+        return [chain.hash_of(index) for index in range(num_cached)]
+
+
+def _granted(leases: Sequence[Lease]) -> Moves:
+    return Moves(granted=[lease.id for lease in leases])
+
+
+def _ending(expired: Expired) -> tuple[str, Outcome]:
+    return expired.ticket.id, expired.outcome
