@@ -83,6 +83,10 @@ class TenantCounters:
         self._last_left = 0.0  # counter of the tenant that left the line last
         self._weights: dict[str, float] = {}
 
+    def __len__(self) -> int:
+        """How many tenants are remembered."""
+        return len(self._counters)
+
     def counter(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
 

@@ -1,0 +1,247 @@
+"""Each policy's peak, against a slow evaluation at every moment, and against chance itself."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvota.desk.forecast import Forecast
+from kvota.desk.policies import ExpectedPeak, Policy, Rows, new_policy, time_grid
+from kvota.desk.settings import Admission, DeskSettings
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One lease in plain numbers."""
+
+    prompt: int
+    produced: int
+    max_tokens: int
+    num_open: int = 1
+
+    @property
+    def left(self) -> int:
+        return self.max_tokens - self.produced
+
+
+def rows_of(leases: list[Lease], group: int, block_size: int = 1) -> Rows:
+    columns = [
+        (
+            one.prompt // block_size * block_size,
+            one.prompt % block_size + one.produced,
+            one.produced,
+            one.left,
+            one.num_open,
+            group,
+        )
+        for one in leases
+    ]
+    return Rows(*np.array(columns, dtype=np.int64).reshape(len(leases), 6).T)
+
+
+def horizon_of(leases: list[Lease]) -> int:
+    longest = max(one.left for one in leases)
+    return 1 << max(longest - 1, 0).bit_length()
+
+
+def peak_of(policy: Policy, leases: list[Lease], group: int, block_size: int = 1) -> float:
+    return policy.peak([policy.price(rows_of(leases, group, block_size), horizon_of(leases))])
+
+
+def in_blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size) * block_size
+
+
+def chance(forecast: Forecast, group: int, produced: int, ahead: int) -> float:
+    groups, tokens = np.array([group]), np.array([produced])
+    return float(forecast.survival(groups, tokens, np.array([[ahead]]))[0, 0])
+
+
+def expected_need(
+    forecast: Forecast, group: int, leases: list[Lease], ahead: int, risk: float
+) -> float:
+    """The formula of the module at one moment, for leases of one choice and blocks of 1."""
+    mean = variance = worst = 0.0
+    for one in leases:
+        if ahead <= one.left:
+            size = one.prompt + one.produced + ahead
+            running = chance(forecast, group, one.produced, ahead)
+            mean += size * running
+            variance += size**2 * running * (1 - running)
+            worst += size
+    return min(mean + risk * sqrt(variance), worst)
+
+
+def taught(lengths: list[int]) -> tuple[Forecast, int]:
+    forecast = Forecast(thin_below=1)
+    group = forecast.group("model", "ann", "short")
+    for length in lengths:
+        forecast.observe(group, length)
+    return forecast, group
+
+
+leases_strategy = st.lists(
+    st.builds(
+        lambda prompt, produced, left: Lease(prompt, produced, produced + left),
+        st.integers(0, 200),
+        st.integers(0, 100),
+        st.integers(1, 300),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(leases_strategy, st.lists(st.integers(1, 150), max_size=30), st.sampled_from([0.0, 2.0]))
+def test_the_expected_peak_is_the_formula_at_every_point_of_the_grid(
+    leases: list[Lease], lengths: list[int], risk: float
+) -> None:
+    forecast, group = taught(lengths)
+    longest = horizon_of(leases)
+    same_cut = [Lease(one.prompt, one.produced, one.produced + longest) for one in leases]
+    points, _ = time_grid(longest)
+    slow = max(expected_need(forecast, group, same_cut, int(tau), risk) for tau in points)
+    assert peak_of(ExpectedPeak(forecast, risk, 1), same_cut, group) == pytest.approx(slow)
+
+
+@given(leases_strategy)
+def test_with_nothing_known_the_peak_is_never_below_that_of_every_moment(
+    leases: list[Lease],
+) -> None:
+    forecast, group = taught([])
+    slow = max(
+        expected_need(forecast, group, leases, ahead, 2.0)
+        for ahead in range(max(one.left for one in leases) + 1)
+    )
+    fast = peak_of(ExpectedPeak(forecast, 2.0, 1), leases, group)
+    assert slow <= fast <= sum(one.prompt + one.max_tokens for one in leases)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_grid_loses_less_than_2_percent_against_every_moment(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    forecast, group = taught([int(length) for length in rng.lognormal(4.5, 1.0, 500)])
+    leases = [
+        Lease(int(rng.integers(10, 2_000)), int(rng.integers(0, 150)), 1_024) for _ in range(40)
+    ]
+    slow = max(expected_need(forecast, group, leases, ahead, 2.0) for ahead in range(600))
+    fast = peak_of(ExpectedPeak(forecast, 2.0, 1), leases, group)
+    assert 0.98 * slow <= fast <= 1.02 * slow
+
+
+@pytest.mark.parametrize(("risk", "most"), [(1.0, 0.45), (2.0, 0.10), (3.0, 0.02)])
+def test_futures_drawn_from_the_history_rarely_need_more_than_the_peak(
+    risk: float, most: float
+) -> None:
+    """z is about each moment; over all moments together the chance is somewhat larger."""
+    rng = np.random.default_rng(7)
+    history = np.minimum(rng.lognormal(4.5, 0.8, 1_000), 1_000).astype(np.int64)
+    forecast, group = taught([int(length) for length in history])
+    leases = [
+        Lease(int(rng.integers(10, 400)), int(rng.integers(0, 120)), 1_000) for _ in range(60)
+    ]
+    peak = peak_of(ExpectedPeak(forecast, risk, 1), leases, group)
+    ends = np.array(
+        [rng.choice(history[history > one.produced], size=1_000) - one.produced for one in leases]
+    )
+    held = np.array([one.prompt + one.produced for one in leases])
+    moments = np.arange(0, 1_000, 5)
+    needs = np.array([(held[:, None] + tau).T @ (ends >= tau) for tau in moments])
+    over = float((needs.max(axis=0) > peak).mean())
+    assert over <= most
+    if risk == 1.0:
+        assert over > 0.02, "a peak that is never reached is no forecast"
+
+
+def test_choices_share_a_prompt_that_stays_until_the_last_of_them_ends() -> None:
+    rng = np.random.default_rng(3)
+    history = rng.integers(1, 60, 1_000)
+    forecast, group = taught([int(length) for length in history])
+    policy = ExpectedPeak(forecast, 0.0, 1)
+    price = policy.price(rows_of([Lease(500, 0, 64, num_open=3)], group), 64)
+    points, _ = time_grid(64)
+    ends = rng.choice(history, size=(3, 200_000))
+    for place, tau in enumerate(points):
+        running = ends >= tau
+        need = 500 * running.any(axis=0) + tau * running.sum(axis=0)
+        assert price[0, place] == pytest.approx(need.mean(), rel=0.02, abs=5)
+        # The imagined output that never ends adds sqrt(1/1001) of the whole.
+        assert sqrt(price[1, place]) == pytest.approx(need.std(), rel=0.05, abs=40)
+
+
+@given(leases_strategy, leases_strategy, st.sampled_from(Admission), st.integers(1, 16))
+def test_prices_of_two_sets_make_the_peak_of_both_together(
+    some: list[Lease], others: list[Lease], admission: Admission, block_size: int
+) -> None:
+    forecast, group = taught([20, 40, 80])
+    policy = new_policy(DeskSettings(admission=admission), forecast, block_size)
+    horizon = horizon_of(some + others)
+    apart = [policy.price(rows_of(part, group, block_size), horizon) for part in (some, others)]
+    together = policy.price(rows_of(some + others, group, block_size), horizon)
+    assert policy.peak(apart) == pytest.approx(policy.peak([together]))
+
+
+@given(leases_strategy, st.integers(1, 16), st.integers(1, 3))
+def test_reserve_is_everybodys_max_tokens_in_whole_blocks(
+    leases: list[Lease], block_size: int, num_open: int
+) -> None:
+    leases = [Lease(one.prompt, one.produced, one.max_tokens, num_open) for one in leases]
+    forecast, group = taught([5])
+    policy = new_policy(DeskSettings(admission=Admission.RESERVE), forecast, block_size)
+    need = 0
+    for one in leases:
+        part = one.prompt % block_size
+        need += one.prompt - part + num_open * in_blocks(part + one.max_tokens, block_size)
+    assert peak_of(policy, leases, group, block_size) == need
+
+
+@given(leases_strategy, st.integers(1, 16))
+def test_no_forecast_is_above_reserve(leases: list[Lease], block_size: int) -> None:
+    forecast, group = taught([20, 40, 80])
+    reserve = new_policy(DeskSettings(admission=Admission.RESERVE), forecast, block_size)
+    expected = ExpectedPeak(forecast, 5.0, block_size)
+    most = peak_of(reserve, leases, group, block_size)
+    assert peak_of(expected, leases, group, block_size) <= most
+
+
+def test_optimistic_sees_only_the_next_token_and_keeps_a_watermark() -> None:
+    forecast, group = taught([])
+    policy = new_policy(DeskSettings(admission=Admission.OPTIMISTIC), forecast, 1)
+    leases = [Lease(100, 5, 1_000), Lease(50, 0, 1_000)]
+    assert peak_of(policy, leases, group) == pytest.approx((106 + 51) / 0.99)
+
+
+@given(leases_strategy)
+def test_a_point_forecast_peaks_as_if_every_output_got_exactly_its_guess(
+    leases: list[Lease],
+) -> None:
+    forecast, group = taught([])  # nothing known: the guess is max_tokens
+    policy = new_policy(DeskSettings(admission=Admission.QUANTILE), forecast, 1)
+    slow = max(
+        sum(one.prompt + one.produced + ahead for one in leases if one.left >= ahead)
+        for ahead in range(max(one.left for one in leases) + 1)
+    )
+    assert peak_of(policy, leases, group) == slow
+
+
+def test_the_quantile_policy_guesses_from_the_history() -> None:
+    forecast, group = taught([10] * 50 + [30] * 50)
+    policy = new_policy(DeskSettings(admission=Admission.QUANTILE, quantile=0.4), forecast, 1)
+    assert peak_of(policy, [Lease(100, 0, 500)], group) == 110
+    assert peak_of(policy, [Lease(100, 15, 500)], group) == 130
+
+
+@pytest.mark.parametrize(
+    ("produced", "max_tokens", "remaining"),
+    [(0, 4_096, 1_029), (2_000, 4_096, 205), (0, 100, 100), (90, 100, 10)],
+)
+def test_running_length_is_lightllms_heuristic(
+    produced: int, max_tokens: int, remaining: int
+) -> None:
+    forecast, group = taught([])
+    policy = new_policy(DeskSettings(admission=Admission.RUNNING_LENGTH), forecast, 1)
+    lease = Lease(10, produced, max_tokens)
+    assert peak_of(policy, [lease], group) == 10 + produced + remaining
