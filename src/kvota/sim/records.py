@@ -90,16 +90,16 @@ IsGood = Callable[[RequestRecord], bool]
 
 @dataclass(frozen=True, slots=True)
 class WorldResult:
-    """A finished world."""
+    """A finished world. Requests of its warm-up are not among the records."""
 
     records: Sequence[RequestRecord]
     scaling: Scaling
     seed: int
-    span_s: float  # first to last arrival
+    span_s: float  # first to last arrival among them
     ended_s: float  # when the last request had ended
     num_steps: int
     busy_s: float  # of the executor
-    kv_used_mean: float  # share of all blocks, over the time of the arrivals
+    kv_used_mean: float  # share of all blocks, over that time
     recomputed_tokens: int
     num_checks: int  # how often the invariants were proved
     num_faults: int

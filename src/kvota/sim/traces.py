@@ -25,7 +25,7 @@ class TraceError(ValueError):
 
 def read_azure(path: Path, *, max_tokens: int = 1024) -> Iterator[Arrival]:
     """Azure LLM inference trace 2023: TIMESTAMP, ContextTokens, GeneratedTokens."""
-    with _opened(path) as file:
+    with open_trace(path) as file:
         first: datetime | None = None
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
@@ -40,7 +40,7 @@ def read_azure(path: Path, *, max_tokens: int = 1024) -> Iterator[Arrival]:
 
 def read_mooncake(path: Path, *, max_tokens: int = 2048) -> Iterator[Arrival]:
     """Mooncake JSONL: `hash_ids` become prefixes that requests really share."""
-    with _opened(path) as file:
+    with open_trace(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
@@ -61,7 +61,7 @@ def read_sharegpt(
 ) -> Iterator[Arrival]:
     """ShareGPT length pairs, in file order, at the times of a Poisson process."""
     at_s = 0.0
-    with _opened(path) as file:
+    with open_trace(path) as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
                 prompt, output = int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
@@ -100,7 +100,8 @@ def _arrival(at_s: float, prompt: int, output: int, max_tokens: int) -> Arrival:
     )
 
 
-def _opened(path: Path) -> TextIO:
+def open_trace(path: Path) -> TextIO:
+    """A trace file as text, unpacked if its name ends in `.gz`."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")

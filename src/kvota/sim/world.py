@@ -44,6 +44,7 @@ class WorldSettings:
     node: NodeSettings
     queue_timeout_s: float | None = 30.0
     request_timeout_s: float | None = 120.0
+    warm_up_s: float = 0.0  # what arrives before is served and not judged
     proof_every: int = 1  # steps between two full proofs of all invariants
     faults: FaultPlan = field(default_factory=FaultPlan)
     scaling: Scaling = field(default_factory=Scaling)  # of the arrivals, already applied
@@ -133,7 +134,7 @@ class World:
             self._clock.advance(max(next_s - now, 0.0))
 
     def _note_use(self, elapsed_s: float) -> None:
-        if self._clock.now() <= self._last_arrival_s:
+        if self._settings.warm_up_s < self._clock.now() <= self._last_arrival_s:
             self._kv_used_s += elapsed_s * self._node.kv_used
 
     # --- what clients do ----------------------------------------------------------------------
@@ -265,17 +266,19 @@ class World:
         )
 
     def _result(self) -> WorldResult:
-        records = self._records
-        first_s = records[0].arrival.at_s if records else 0.0
+        warm_up_s = self._settings.warm_up_s
+        judged = [one for one in self._records if one.arrival.at_s >= warm_up_s]
+        first_s = warm_up_s or (judged[0].arrival.at_s if judged else 0.0)
+        span_s = max(self._last_arrival_s - first_s, 0.0)
         return WorldResult(
-            records=records,
+            records=judged,
             scaling=self._settings.scaling,
             seed=self._seed,
-            span_s=self._last_arrival_s - first_s,
+            span_s=span_s,
             ended_s=self._clock.now(),
             num_steps=self._node.steps.num_steps,
             busy_s=self._node.executor.busy_s,
-            kv_used_mean=self._kv_used_s / self._last_arrival_s if self._last_arrival_s else 0.0,
+            kv_used_mean=self._kv_used_s / span_s if span_s else 0.0,
             recomputed_tokens=self._node.scheduler.snapshot().recomputed_tokens,
             num_checks=self._conservation.num_proofs,
             num_faults=self._node.faulty.num_faults,
