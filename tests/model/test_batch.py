@@ -73,6 +73,13 @@ def test_generated_tokens_computed_again_go_one_by_one() -> None:
     assert inputs["sampled_tokens_indices"] == [2, 0]
 
 
+def test_generated_tokens_are_known_without_a_draw_too() -> None:
+    middle = Chunk(0, [21, 22, 23], 3, (1, 2), num_prompt=4)
+    assert lengths(StepPlan([middle]), 4) == [[(0, 1)], [(0, 2)]]
+    all_generated = batch([Chunk(0, [21, 22], 3, (1, 2), num_prompt=3)], PAGING)
+    assert arrays(all_generated)["subsequence_begins"] == [0, 1, 2]
+
+
 def lengths(plan: StepPlan, prompt_rows_max: int) -> list[list[tuple[int, int]]]:
     """(index of the chunk, tokens of the piece) for every pass."""
     return [

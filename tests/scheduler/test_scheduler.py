@@ -1,5 +1,6 @@
 """The scheduler's promises, one by one, over pools small enough to count on one's fingers."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -293,11 +294,14 @@ def count_calls(work: Callable[[], object]) -> int:
         num_calls += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # finalizers of earlier tests are not part of the cost
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return num_calls
 
 

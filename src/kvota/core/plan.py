@@ -47,6 +47,8 @@ class Chunk:
     draws: tuple[Draw, ...] = ()  # empty: more prompt follows; several: n choices of one prompt
     prompt_logprobs: int | None = None  # wanted for every token of the chunk, given the ones before
     next_token: int | None = None  # with prompt_logprobs: the prompt token after this chunk, if any
+    # Positions from here on hold sampled tokens (recomputed ones). None: those of the draws do.
+    num_prompt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

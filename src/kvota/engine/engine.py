@@ -104,6 +104,7 @@ class Engine:
         started_s = self._clock.now()
         self._drain()
         self._expire(started_s)
+        self._hand_over()  # whoever ended does not wait for the step
         plan = self._scheduler.plan(started_s)
         executor_s = 0.0
         if plan is not None:

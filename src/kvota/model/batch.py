@@ -136,7 +136,9 @@ def _piece(chunk: Chunk, begin: int, end: int) -> Chunk:
 
 
 def _num_prompt(chunk: Chunk) -> int:
-    """Positions before this one hold prompt tokens. A chunk without draws is all prompt."""
+    """Positions before this one hold prompt tokens; without any word on it, all of them do."""
+    if chunk.num_prompt is not None:
+        return chunk.num_prompt
     return chunk.draws[0].num_prompt if chunk.draws else chunk.start + len(chunk.token_ids)
 
 

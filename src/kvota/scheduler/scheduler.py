@@ -320,6 +320,7 @@ class Scheduler:
                 sequence.draws if end == len(tokens) else (),
                 sequence.group.request.prompt_logprobs if wants_logprobs else None,
                 tokens[end] if wants_logprobs and end < len(tokens) else None,
+                sequence.num_prompt,
             )
         )
 
