@@ -8,7 +8,7 @@ crash, shutdown. The application therefore always reads a stream to its end and 
 of its own to clean up after a request.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -38,6 +38,54 @@ class RequestStream(Protocol):
     def cancel(self) -> None:
         """Stop the work as soon as possible; `Ended` with CLIENT_CLOSED follows. Idempotent."""
 
+    def waits(self) -> "Waiting | None":
+        """Where the request stands in line now; None when it does not wait (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A place in line. `position` 1 is next; `eta_s` None where nothing is known yet."""
+
+    position: int
+    eta_s: float | None
+    why: str  # what it waits for, in a few plain words
+
+
+class Phase(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PAUSED = "paused"  # its KV was given up for others; it goes on later
+    CLOSING = "closing"  # ended, and the engine has not confirmed yet that its blocks are back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One request that has not ended, as `GET /v1/requests` shows it."""
+
+    id: str
+    client_id: str  # the client's own request id, or ours
+    tenant: str
+    model: str
+    lane: str
+    band: str
+    phase: Phase
+    age_s: float
+    position: int | None  # in line; None when it does not wait
+    eta_s: float | None  # to its first chunk
+    why: str | None  # what it waits for
+    prompt_tokens: int
+    computed_tokens: int  # of prompt and output, in KV
+    cached_tokens: int
+    output_tokens: int  # over all choices
+    max_tokens: int
+    num_choices: int
+    tokens_per_s: float | None  # since the first token; None before the second
+    kv_blocks: int
+    num_preemptions: int
+
 
 class Runner(Protocol):
     """The engine behind its thread border."""
@@ -54,6 +102,12 @@ class Runner(Protocol):
         Raises `Refused` when draining, dead, or full at the door, and `InvalidRequest` for more
         choices than could ever run at once.
         """
+
+    async def views(self) -> Sequence[RequestView]:
+        """Every request that has not ended, as of the end of the current step."""
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request for its client, with CLIENT_CLOSED. False when there is none of that id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
