@@ -63,16 +63,23 @@ def test_survival_is_kaplan_meier_given_what_was_produced(
     assert survival(forecast, group, produced, ahead) == pytest.approx(expected)
 
 
-@given(lengths_below_64, st.integers(0, 50), st.integers(1, 63))
-def test_the_mean_is_the_area_under_the_survival_curve(
-    outputs: Outputs, produced: int, more: int
-) -> None:
+@given(lengths_below_64, st.integers(0, 63))
+def test_the_mean_is_the_area_under_the_survival_curve(outputs: Outputs, length_max: int) -> None:
     outputs[0] = (outputs[0][0], False)
     forecast, group = taught(outputs)
-    length_max = min(produced + more, 63)
-    known = reaches(outputs, produced + 1)
-    area = sum(reaches(outputs, length) for length in range(produced + 1, length_max + 1))
-    assert forecast.mean(group, produced, length_max) == pytest.approx(produced + area / known)
+    chances = {length: reaches(outputs, length) for length in range(1, length_max + 1)}
+    assert forecast.mean(group, length_max) == pytest.approx(sum(chances.values()))
+    growth = sum(length * chance for length, chance in chances.items())
+    assert forecast.growth(group, length_max) == pytest.approx(growth)
+
+
+def test_the_mean_of_long_outputs_is_right_to_the_width_of_their_buckets() -> None:
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(1, 5_000, 1_000)
+    forecast, group = taught([(int(length), False) for length in lengths])
+    assert forecast.mean(group, 5_000) == pytest.approx(lengths.mean(), rel=0.02)
+    growth = (lengths * (lengths + 1.0) / 2).mean()
+    assert forecast.growth(group, 5_000) == pytest.approx(growth, rel=0.03)
 
 
 @given(lengths_below_64, st.integers(0, 50), st.sampled_from([0.3, 0.6, 0.9]))
@@ -98,7 +105,7 @@ def test_with_nothing_known_everything_runs_on() -> None:
     forecast = Forecast()
     group = forecast.group("model", "ann", "short")
     assert survival(forecast, group, 0, 100_000) == 1.0
-    assert forecast.mean(group, 0, 500) == 500
+    assert forecast.mean(group, 500) == 500
     assert forecast.num_known(group) == 0
 
 

@@ -1,11 +1,8 @@
 """Speeds that were put in must come out."""
 
-import numpy as np
 import pytest
 
-from kvota.desk.forecast import Forecast
-from kvota.desk.pace import Pace, turnover
-from kvota.desk.policies import Rows
+from kvota.desk.pace import Pace
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -53,25 +50,4 @@ def test_waits_that_were_too_rosy_are_corrected_within_bounds() -> None:
     assert pace.honesty == pytest.approx(1.5)
     for _ in range(1_000):
         pace.waited(1.0, 1_000.0)
-    assert pace.honesty == 4.0
-
-
-def test_the_turnover_of_memoryless_outputs_is_what_ends_per_step() -> None:
-    """With a chance of 1/200 to end at each token, 1/200 of what is held comes back per step."""
-    rng = np.random.default_rng(5)
-    forecast = Forecast(window=20_000)
-    group = forecast.group("model", "ann", "short")
-    for length in rng.geometric(1 / 200, 20_000):
-        forecast.observe(group, int(length))
-    num = 50
-    columns = np.zeros((6, num), dtype=np.int64)
-    columns[2] = rng.integers(0, 300, num)
-    columns[3], columns[4], columns[5] = 5_000, 1, group
-    rate = turnover(Rows(*columns), np.full(num, 100.0), forecast)
-    assert rate.tokens_per_step == pytest.approx(100 * num / 200, rel=0.1)
-    assert rate.choices_per_step == pytest.approx(num / 200, rel=0.1)
-
-
-def test_nobody_gives_nothing_back() -> None:
-    rate = turnover(Rows(*np.zeros((6, 0), dtype=np.int64)), np.zeros(0), Forecast())
-    assert rate.tokens_per_step == rate.choices_per_step == 0.0
+    assert pace.honesty == 2.0

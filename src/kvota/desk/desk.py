@@ -82,7 +82,7 @@ class Desk:
         self._holders = Holders(self._ledger)
         self._turn = Turn(settings, self._ledger, self._holders, self._line, self._bands)
         self._pace = Pace()
-        self._outlook = Outlook(settings, forecast, self._ledger, self._line, self._pace)
+        self._outlook = Outlook(settings, self._ledger, self._line, self._pace)
         self._tally = Tally()
         self._refusals = Refusals(settings, self._ledger, self._line, self._outlook, self._tally)
         self._entries: dict[str, Entry] = {}
@@ -174,8 +174,9 @@ class Desk:
         if entry is None or entry.stage is Stage.CLOSING:
             return []
         entry.move(Stage.PAUSED)
-        self._holders.remove(entry)
         entry.yields_to = self._num_arrivals
+        entry.lends_tokens = self._ledger.held_by(entry.id)
+        self._holders.remove(entry)
         entry.progressed_s = None
         entry.claim = self._ledger.claim(
             entry.ticket,
@@ -205,9 +206,8 @@ class Desk:
         entry = self._entries.get(ticket_id)
         if entry is None or entry.stage not in WAITING:
             return None
-        num_before = self._line.num_before(entry)
-        guess_s = self._outlook.guess_s(entry, num_before, now)
-        return Queued(num_before, self._outlook.corrected(guess_s))
+        eta_s = self._outlook.corrected(self._outlook.guess_s(entry, now))
+        return Queued(self._line.num_before(entry), eta_s)
 
     def stage(self, ticket_id: str) -> Stage:
         """CLOSED for every ticket that is not here (any more)."""
@@ -251,7 +251,7 @@ class Desk:
 
     def _tell_wait(self, entry: Entry, now: float) -> Refused | None:
         """Note the ETA it is told; a refusal when its deadline is out of reach."""
-        guess_s = self._outlook.guess_s(entry, self._line.num_before(entry), now)
+        guess_s = self._outlook.guess_s(entry, now)
         entry.wait_guess_s, entry.wait_told_s = guess_s, self._outlook.corrected(guess_s)
         return self._refusals.too_late(entry, entry.wait_told_s, now)
 
@@ -276,9 +276,16 @@ class Desk:
             self._tally.granted += 1
             self._bands.grant(entry.band, entry.service, is_batch_waiting=is_batch_waiting)
             self._counters.charge(entry.tenant, W_IN * entry.uncached_tokens)
+            self._borrow(entry)
             self._judge_wait(entry, now)
             self._free_place(entry, now)
         return entry.lease()
+
+    def _borrow(self, entry: Entry) -> None:
+        """A short ticket begins in the room that paused ones have left."""
+        if entry.lane is Lane.SHORT:
+            for lender in self._line.paused():
+                lender.lends_tokens -= entry.footprint
 
     def _judge_wait(self, entry: Entry, now: float) -> None:
         if entry.wait_guess_s is None or entry.wait_told_s is None:

@@ -21,7 +21,8 @@ class Entry:
     arrival: int  # place in the order of arrival
     group: int  # of the forecast
     claim: Claim  # what it would take if it were granted now
-    expected_tokens: float  # of one choice, when it arrived
+    expected_tokens: float  # of one choice, as known when it arrived
+    expected_growth: float  # token-steps that the output of one choice is expected to hold
     weight: float  # of its tenant
     queue_until_s: float
     first_token_by_s: float
@@ -35,7 +36,8 @@ class Entry:
     progressed_s: float | None = None  # of choice 0, since the latest grant
     has_token: bool = False
     num_pauses: int = 0
-    yields_to: int | None = None  # paused for those that arrived before this one
+    yields_to: int = 0  # paused for those that arrived up to this one,
+    lends_tokens: float = 0.0  # until they have taken so much of the room that it left
     wait_guess_s: float | None = None  # uncorrected, when it joined the line
     wait_told_s: float | None = None
 
@@ -138,7 +140,8 @@ def new_entry(
         arrival=arrival,
         group=group,
         claim=ledger.claim(ticket, group, produced=0, num_open=ticket.n, is_long=is_long),
-        expected_tokens=forecast.mean(group, 0, ticket.max_tokens),
+        expected_tokens=forecast.mean(group, ticket.max_tokens),
+        expected_growth=forecast.growth(group, ticket.max_tokens),
         weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
         queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
         first_token_by_s=_earlier(

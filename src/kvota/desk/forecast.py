@@ -138,9 +138,9 @@ class Forecast:
         """
         flat = self._curves.ravel()
         rows = self._speaker[groups] * NUM_BUCKETS
-        last = LENGTH_MAX
-        known = flat[rows + bucket_of(np.minimum(produced + 1, last))]
-        then = flat[rows[:, None] + bucket_of(np.minimum(produced[:, None] + ahead, last))]
+        reached = np.minimum(produced[:, None] + ahead, LENGTH_MAX)
+        known = flat.take(rows + bucket_of(np.minimum(produced + 1, LENGTH_MAX)))
+        then = flat.take(rows[:, None] + bucket_of(reached))
         chance: FloatArray = np.minimum(then / known[:, None], 1.0)
         return chance
 
@@ -152,15 +152,15 @@ class Forecast:
         total: IntArray = np.maximum(self._edges[num_above] - 1, produced)
         return total
 
-    def mean(self, group: int, produced: int, length_max: int) -> float:
-        """Expected total tokens of an output that has `produced` and is cut at `length_max`."""
-        length_max = min(length_max, LENGTH_MAX)
-        if produced >= length_max:
-            return float(produced)
-        curve = self._curves[self._speaker[group]]
-        known = curve[int(bucket_of(np.array([produced + 1]))[0])]
-        widths = np.diff(np.clip(self._edges, produced + 1, length_max + 1))
-        return produced + float(widths @ np.minimum(curve / known, 1.0))
+    def mean(self, group: int, length_max: int) -> float:
+        """Expected tokens of a new output that is cut at `length_max`: Σ S(x) for x in 1..max."""
+        return float(self._widths(length_max) @ self._curves[self._speaker[group]])
+
+    def growth(self, group: int, length_max: int) -> float:
+        """Expected Σ of what such an output holds after each of its steps: Σ x·S(x)."""
+        widths = self._widths(length_max)
+        middle = np.minimum(self._edges[:-1], length_max) + (widths - 1) / 2
+        return float((widths * np.maximum(middle, 1)) @ self._curves[self._speaker[group]])
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
@@ -171,6 +171,12 @@ class Forecast:
             assert curve[-1] > 0, "a survival curve reaches 0"
             speaker = int(self._speaker[group])
             assert speaker in (group, _UNKNOWN) or self._is_wider(speaker, group)
+
+    def _widths(self, length_max: int) -> IntArray:
+        """How many lengths of 1..length_max are in each bucket."""
+        edges = np.clip(self._edges, 1, min(length_max, LENGTH_MAX) + 1)
+        widths: IntArray = edges[1:] - edges[:-1]
+        return widths
 
     def _enter(self, key: tuple[str, ...], parent: int) -> int:
         group = self._groups.get(key)

@@ -104,6 +104,10 @@ class WaitingLine(Generic[Entry]):
     def first_fresh(self, band: Band, lane: Lane) -> Entry | None:
         return self._fresh[band, lane].head
 
+    def paused(self) -> Iterator[Entry]:
+        for entries in self._paused.values():
+            yield from entries
+
     def push(self, entry: Entry) -> None:
         self._counters.enter(entry.tenant, entry.weight)
         if entry.is_paused:

@@ -127,10 +127,10 @@ class Ledger:
         price = self._policy.price(both, _horizon(0, both))
         return self._policy.peak([price]) + named * self.block_size
 
-    def long_leases(self) -> IntArray:
-        """Where in `rows` the leases of the long lane are."""
+    def held_by_long(self) -> float:
+        """KV that the leases of the long lane alone hold now."""
         long = [self._places[lease_id] for lease_id, one in self._claims.items() if one.is_long]
-        return np.array(long, dtype=np.int64)
+        return float(self.held_tokens()[long].sum())
 
     def fits(self, extra: Sequence[Claim], *, without: Sequence[str] = ()) -> bool:
         return self.peak(extra, without=without) <= self.capacity_tokens

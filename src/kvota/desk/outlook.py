@@ -1,64 +1,111 @@
 """When: the predicted wait of a ticket in line, and what a refused one is told.
 
-A ticket is granted when the memory and the places that those before it and it itself need have
-come back. Both come back at a steady rate (`pace.py`); what is free now is used up first.
+A ticket rents KV memory for a time: its prompt from grant to end, each token of output from when
+it is produced. That is its rent, in token-seconds, expected from the forecast and the pace. Leases
+that are replaced as they end rent out, each second, what they hold together. So tickets leave the
+line at the rate
+
+    tickets per second = tokens held / mean rent of a ticket
+
+whatever it is that limits them, memory or places (Little's law, in tokens). The long lane has its
+own number of places; for its tickets the same holds with what long leases hold.
 """
 
+from dataclasses import dataclass
+
 from kvota.desk.entry import Entry
-from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import WaitingLine
 from kvota.desk.ledger import Ledger
-from kvota.desk.pace import Pace, Turnover, turnover
+from kvota.desk.pace import Pace
 from kvota.desk.retry import Promises, clamp_retry_s
 from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import Lane
 
-_REFRESH_S = 0.25  # the rates are computed again after this long, not for each who asks
-_FOOTPRINT_MEMORY = 0.98
+_REFRESH_S = 0.25  # the ledger is asked again after this long, not for each who wants to know
+_MEMORY = 0.98  # of 1 per ticket: the last 50 or so count
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """What a ticket is expected to need."""
+
+    prompt: float  # tokens that it alone holds
+    uncached: float  # tokens of prompt to compute
+    tokens: float  # of output, one choice
+    growth: float  # token-steps, all choices
+    footprint: float  # tokens held at the end
+
+    @staticmethod
+    def of(entry: Entry) -> "_Stay":
+        return _Stay(
+            float(entry.claim.private_prompt),
+            float(entry.uncached_tokens),
+            entry.expected_tokens,
+            entry.expected_growth * entry.size,
+            entry.footprint,
+        )
+
+    def towards(self, other: "_Stay") -> "_Stay":
+        """This sliding mean, one ticket later."""
+        keep, add = _MEMORY, 1 - _MEMORY
+        return _Stay(
+            keep * self.prompt + add * other.prompt,
+            keep * self.uncached + add * other.uncached,
+            keep * self.tokens + add * other.tokens,
+            keep * self.growth + add * other.growth,
+            keep * self.footprint + add * other.footprint,
+        )
+
+    def rent(self, pace: Pace, step_s: float) -> float:
+        """Token-seconds."""
+        life_s = pace.first_token_s(round(self.uncached)) + self.tokens * step_s
+        return self.prompt * life_s + self.growth * step_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The ledger at one moment."""
+
+    held_tokens: float
+    held_by_long: float
+    free_tokens: float
+    free_choices: int
 
 
 class Outlook:
     """Reads the ledger and the line; changes neither."""
 
     def __init__(
-        self,
-        settings: DeskSettings,
-        forecast: Forecast,
-        ledger: Ledger,
-        line: WaitingLine[Entry],
-        pace: Pace,
+        self, settings: DeskSettings, ledger: Ledger, line: WaitingLine[Entry], pace: Pace
     ) -> None:
         self._settings = settings
-        self._forecast = forecast
         self._ledger = ledger
         self._line = line
         self._pace = pace
         self._promises = Promises()
-        self._footprint = dict.fromkeys(Lane, 0.0)  # of a ticket of that lane, a sliding mean
-        self._refreshed_s: float | None = None
-        self._rate = Turnover(0.0, 0.0)
-        self._long_rate = Turnover(0.0, 0.0)
-        self._free_tokens = 0.0
-        self._free_choices = 0
-        self._num_long = 0
+        self._mean_stay: dict[Lane, _Stay] = {}
+        self._room = _Room(0.0, 0.0, 0.0, 0)
+        self._looked_s: float | None = None
 
     def joined(self, entry: Entry) -> None:
-        """Learn how large the tickets of a lane are."""
-        mean = self._footprint[entry.lane]
-        memory = _FOOTPRINT_MEMORY if mean else 0.0
-        self._footprint[entry.lane] = memory * mean + (1 - memory) * entry.footprint
+        """Learn what the tickets of a lane need."""
+        stay = _Stay.of(entry)
+        mean = self._mean_stay.get(entry.lane)
+        self._mean_stay[entry.lane] = stay if mean is None else mean.towards(stay)
 
-    def guess_s(self, entry: Entry, num_before: int, now: float) -> float | None:
-        """Uncorrected seconds until an entry with `num_before` others ahead is granted."""
-        self._refresh(now)
-        tokens = num_before * self._footprint[entry.lane] + entry.footprint - self._free_tokens
-        choices = num_before + entry.size - self._free_choices
-        steps = [_steps(tokens, self._rate.tokens_per_step)]
-        steps.append(_steps(choices, self._rate.choices_per_step))
-        if entry.lane is Lane.LONG:
-            free = self._settings.long_request_concurrency - self._num_long
-            steps.append(_steps(num_before + 1 - free, self._long_rate.choices_per_step))
-        return self._in_seconds(max((one for one in steps if one is not None), default=None))
+    def guess_s(self, entry: Entry, now: float) -> float | None:
+        """Uncorrected seconds until a waiting entry is granted. None while no pace is known."""
+        room = self._look(now)
+        num_before = self._line.num_before(entry)
+        mean, own = self._mean_stay.get(entry.lane), _Stay.of(entry)
+        ahead = mean or own
+        num_free = min(room.free_tokens / max(ahead.footprint, 1.0), room.free_choices)
+        count = max(num_before - num_free, 0.0)
+        waits = [self._wait_s(count, ahead, own, room.held_tokens)]
+        if entry.lane is Lane.LONG and room.held_by_long:
+            waits.append(self._wait_s(num_before, ahead, own, room.held_by_long))
+        known = [wait for wait in waits if wait is not None]
+        return max(known) if known else None
 
     def corrected(self, guess_s: float | None) -> float | None:
         """What is told: the guess times how much longer waits were than guessed lately."""
@@ -70,14 +117,12 @@ class Outlook:
 
     def promise_place_s(self, entry: Entry, now: float) -> float:
         """Retry-After for a ticket that found the line full."""
-        self._refresh(now)
+        room = self._look(now)
+        own = _Stay.of(entry)
         places = self._promises.num_ahead(now) + entry.size
-        by_memory = _steps(
-            places * (self._footprint[entry.lane] or entry.footprint), self._rate.tokens_per_step
-        )
-        by_count = _steps(places, self._rate.choices_per_step)
-        steps = max((one for one in (by_memory, by_count) if one is not None), default=None)
-        wait_s = clamp_retry_s(self.corrected(self._in_seconds(steps)))
+        mean = self._mean_stay.get(entry.lane, own)
+        guess_s = self._wait_s(places - 1, mean, mean, room.held_tokens)
+        wait_s = clamp_retry_s(self.corrected(guess_s))
         self._promises.make(entry.size, wait_s, now)
         return wait_s
 
@@ -85,26 +130,23 @@ class Outlook:
         """Places in line are free again; (predicted, actual) of the promises now judged."""
         return self._promises.freed(num_places, now)
 
-    def _in_seconds(self, steps: float | None) -> float | None:
+    def _wait_s(self, num_ahead: float, ahead: _Stay, own: _Stay, held: float) -> float | None:
+        """Seconds until `num_ahead` tickets and one's own have been let in."""
         step_s = self._pace.step_s
-        return None if steps is None or step_s is None else steps * step_s
+        if step_s is None or not held:
+            return None
+        rent = num_ahead * ahead.rent(self._pace, step_s) + own.rent(self._pace, step_s)
+        return rent / held
 
-    def _refresh(self, now: float) -> None:
-        if self._refreshed_s is not None and now - self._refreshed_s < _REFRESH_S:
-            return
-        self._refreshed_s = now
-        ledger = self._ledger
-        self._rate = turnover(ledger.rows, ledger.held_tokens(), self._forecast)
-        long = ledger.long_leases()
-        self._long_rate = turnover(ledger.rows.at(long), ledger.held_tokens()[long], self._forecast)
-        self._free_tokens = max(ledger.capacity_tokens - ledger.peak(), 0.0)
-        taken = int(ledger.rows.num_open.sum())
-        self._free_choices = max(self._settings.max_running_requests - taken, 0)
-        self._num_long = len(long)
-
-
-def _steps(amount: float, per_step: float) -> float | None:
-    """Steps until `amount` has come back at that rate; None when nothing comes back."""
-    if amount <= 0:
-        return 0.0
-    return amount / per_step if per_step > 0 else None
+    def _look(self, now: float) -> _Room:
+        if self._looked_s is None or now - self._looked_s >= _REFRESH_S:
+            self._looked_s = now
+            ledger = self._ledger
+            taken = int(ledger.rows.num_open.sum())
+            self._room = _Room(
+                held_tokens=float(ledger.held_tokens().sum()),
+                held_by_long=ledger.held_by_long(),
+                free_tokens=max(ledger.capacity_tokens - ledger.peak(), 0.0),
+                free_choices=max(self._settings.max_running_requests - taken, 0),
+            )
+        return self._room

@@ -1,27 +1,17 @@
-"""How fast the engine is, learned from what the desk sees, and what follows for who waits.
+"""How fast the engine is, learned from what the desk sees.
 
 Three measured things, all forgetting slowly:
 - decoding: tokens per second of one lease;
 - reading a prompt: seconds from grant to first token, as a + b × uncached tokens (least squares);
 - honesty: by what factor waits were longer than predicted.
-
-And one that is computed: memory that is held now comes back with a half-life, which the forecast
-of output lengths gives in steps. A stream of leases that replace each other as they end then gives
-back ln 2 of what is held per half-life, for as long as there is somebody in line.
 """
-
-from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
-from kvota.desk.forecast import FloatArray, Forecast
-from kvota.desk.policies import Rows, time_grid
-
 _DECODE_MEMORY = 0.995  # of 1 per observation: the last 200 or so count
 _PROMPT_MEMORY = 0.98
-_HONESTY_MEMORY = 0.98
-_HONESTY_MAX = 4.0
+_HONESTY_MEMORY = 0.9
+_HONESTY_MAX = 2.0
 
 
 class Pace:
@@ -70,34 +60,3 @@ class Pace:
         slope = (num * xy - x * y) / spread if spread > 1e-9 * num * xx else 0.0
         slope = max(slope, 0.0)
         return max((y - slope * x) / num, 0.0) + slope * uncached_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Turnover:
-    """How fast leases make room: KV tokens and choices given back per step."""
-
-    tokens_per_step: float
-    choices_per_step: float
-
-
-def turnover(rows: Rows, held: FloatArray, forecast: Forecast) -> Turnover:
-    """What these leases, each replaced when it ends, give back per step. Zero without leases."""
-    if not len(held):
-        return Turnover(0.0, 0.0)
-    points, _ = time_grid(max(int(rows.left.max()), 1))
-    ahead = np.minimum(points, rows.left[:, None])
-    running = forecast.survival(rows.group, rows.produced, ahead) * (points < rows.left[:, None])
-    half_life = _half_life(held @ running, points.astype(np.float64))
-    per_step = log(2) / half_life
-    return Turnover(float(held.sum()) * per_step, float(rows.num_open.sum()) * per_step)
-
-
-def _half_life(still_held: FloatArray, points: FloatArray) -> float:
-    """Steps until half of what is held first is given back; between the points, linearly."""
-    half = still_held[0] / 2
-    after = int(np.argmax(still_held <= half))
-    if after == 0:
-        return max(float(points[-1]), 1.0)
-    above, below = still_held[after - 1], still_held[after]
-    part = (above - half) / (above - below)
-    return max(float(points[after - 1] + part * (points[after] - points[after - 1])), 1.0)

@@ -108,8 +108,11 @@ class Turn:
         return None
 
     def _is_yielding(self, entry: Entry) -> bool:
-        """True while short tickets wait that this one was paused for."""
-        if entry.yields_to is None:
+        """True while short tickets wait that this one was paused for, and its room is not used up.
+
+        The room is lent once: the short ones that fill it do not pass it on to others.
+        """
+        if entry.lends_tokens <= 0:
             return False
         heads = (self._line.first_fresh(band, Lane.SHORT) for band in Band if band <= entry.band)
         return any(head is not None and head.arrival <= entry.yields_to for head in heads)
