@@ -4,9 +4,9 @@ import pytest
 
 from kvota.core.errors import BackendFailed, ClientClosed, Outcome, Refused, RequestTimeout
 from kvota.core.plan import Draw, Executor
-from kvota.core.request import FinishReason, SamplingParams
+from kvota.core.request import FinishReason, Paused, SamplingParams
 from kvota.engine.engine import FAILED_STEPS_MAX, EngineBroken
-from kvota.engine.mailbox import Drain, Shutdown
+from kvota.engine.mailbox import Drain, Look, Pause, RequestState, Resume, Shutdown
 from kvota.engine.text import Vocabulary
 from tests.support.engine_world import EngineWorld
 from tests.support.kv_executor import HashingExecutor, reference_tokens
@@ -209,6 +209,60 @@ def test_shutdown_ends_everything_with_an_error() -> None:
         assert world.ended(name).outcome is Outcome.SHUTDOWN
         assert isinstance(world.ended(name).error, BackendFailed)
     assert world.num_blocks_used == 0
+
+
+def test_a_paused_request_holds_nothing_and_goes_on_with_the_same_text() -> None:
+    world = EngineWorld()
+    request = world.submit("a", max_tokens=20, n=2)
+    world.step(5)
+    world.mailbox.post(Pause("a"))
+    world.step(3)
+    assert world.events["a"][-1] == Paused()
+    assert world.num_blocks_used == 0
+    world.mailbox.post(Resume("a"))
+    world.run()
+    for choice in range(2):
+        assert world.tokens("a", choice) == reference_tokens(request, choice)
+
+
+def test_pausing_who_has_ended_is_passed_over() -> None:
+    world = EngineWorld()
+    world.submit("a", max_tokens=1)
+    world.run()
+    for letter in (Pause("a"), Resume("a"), Pause("nobody")):
+        world.mailbox.post(letter)
+    world.step()
+    world.ended("a")
+    assert "nobody" not in world.events
+
+
+def test_a_paused_request_can_be_cancelled_and_can_time_out() -> None:
+    world = EngineWorld()
+    world.submit("a", max_tokens=20)
+    world.submit("b", max_tokens=20, deadline_s=100.06)
+    world.step(2)
+    for name in "ab":
+        world.mailbox.post(Pause(name))
+    world.step()
+    world.cancel("a")
+    world.run()
+    assert world.ended("a").outcome is Outcome.CLIENT_CLOSED
+    assert world.ended("b").outcome is Outcome.REQUEST_TIMEOUT
+
+
+def test_looking_tells_how_far_everybody_is() -> None:
+    world = EngineWorld(max_num_batched_tokens=8, max_running_requests=3)
+    world.submit("two choices", prompt=range(10), n=2)
+    world.submit("waiting", prompt=range(4), n=3)
+    world.step(4)
+    seen: list[RequestState] = []
+    world.mailbox.post(Look(seen.extend))
+    world.step()
+    first, second = seen
+    assert (first.request_id, first.is_prompt_read, first.output_tokens) == ("two choices", True, 6)
+    assert first.computed_tokens == 2 * 12
+    assert first.num_blocks == 4, "the blocks of the prompt count once"
+    assert (second.request_id, second.is_running, second.num_blocks) == ("waiting", False, 0)
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -90,20 +90,37 @@ def test_a_new_one_is_admitted_only_when_a_watermark_stays_free_beside_others() 
     loop.run()
 
 
-def test_paused_requests_give_their_blocks_back_and_lose_nothing() -> None:
+def test_a_paused_request_gives_its_blocks_back_and_loses_nothing() -> None:
     loop = StepLoop()
     group = loop.add(new_request("a", TEXT[:10], 10, n=2))
     for _ in range(3):
         loop.step()
-    assert loop.scheduler.pause("a") == 2
-    assert loop.scheduler.pause("nobody") == 0
+    assert loop.scheduler.pause("a")
+    assert loop.scheduler.pause("a")
+    assert not loop.scheduler.pause("nobody")
     loop.scheduler.check()
     assert loop.cache.snapshot().used == 0
     assert {sequence.status for sequence in group.sequences} == {Status.PREEMPTED}
+    assert loop.step() is None, "it runs although it is paused"
+    loop.scheduler.resume("a")
+    loop.scheduler.resume("nobody")
     loop.run()
     assert_is_complete(group)
     assert loop.prompts_read == [group]
     assert loop.scheduler.snapshot().recomputed_tokens < 10, "most of it was still cached"
+
+
+def test_a_request_may_be_paused_before_it_ever_ran_and_ended_while_it_is() -> None:
+    loop = StepLoop()
+    first, second = (loop.add(new_request(name, TEXT[:6], 4)) for name in "ab")
+    for name in "ab":
+        loop.scheduler.pause(name)
+    assert loop.step() is None
+    loop.scheduler.abort("a")
+    loop.scheduler.resume("b")
+    loop.run()
+    assert first.is_finished
+    assert_is_complete(second)
 
 
 # --- endings ----------------------------------------------------------------------------------

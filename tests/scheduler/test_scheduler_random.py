@@ -154,6 +154,13 @@ class RandomSchedules(RuleBasedStateMachine):
         self.loop.scheduler.pause(groups[index % len(groups)].request.id)
         self.loop.scheduler.check()
 
+    @precondition(lambda self: self.live_groups())
+    @rule(index=st.integers(0, 99))
+    def resume(self, index: int) -> None:
+        groups = self.live_groups()
+        self.loop.scheduler.resume(groups[index % len(groups)].request.id)
+        self.loop.scheduler.check()
+
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
@@ -167,6 +174,8 @@ class RandomSchedules(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Run to the end; the first in rank may never wait for long."""
+        for group in self.live_groups():
+            self.loop.scheduler.resume(group.request.id)
         first: Sequence | None = None
         reached = since = 0
         for number in range(NUM_DRAIN_STEPS_MAX):

@@ -6,7 +6,14 @@ from typing import Any
 
 from kvota.core.clock import ManualClock
 from kvota.core.plan import Executor
-from kvota.core.request import Delta, Ended, Event, PromptRead, Request, SamplingParams
+from kvota.core.request import (
+    Delta,
+    Ended,
+    EngineEvent,
+    PromptRead,
+    Request,
+    SamplingParams,
+)
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Cancel, Mailbox, Submit
 from kvota.engine.text import Vocabulary
@@ -50,7 +57,7 @@ class EngineWorld:
             KVCache(capacity.num_blocks, capacity.block_size, prefix_cache=prefix_cache),
             SchedulerLimits(**limits),
         )
-        self.events: dict[str, list[Event]] = defaultdict(list)
+        self.events: dict[str, list[EngineEvent]] = defaultdict(list)
         self.engine = Engine(
             self.executor,
             self.scheduler,
@@ -110,7 +117,7 @@ class EngineWorld:
     def num_blocks_used(self) -> int:
         return self.scheduler.snapshot().cache.used
 
-    def _keep(self, events: Sequence[tuple[str, Event]]) -> None:
+    def _keep(self, events: Sequence[tuple[str, EngineEvent]]) -> None:
         for request_id, event in events:
             assert not (self.events[request_id] and isinstance(self.events[request_id][-1], Ended))
             self.events[request_id].append(event)

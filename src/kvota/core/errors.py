@@ -16,6 +16,7 @@
     ├── RequestFailed              the request was accepted and could not be finished
     │   ├── RequestTimeout           504 request_timeout
     │   ├── BackendFailed            502 backend_error
+    │   ├── RequestCancelled         410 request_cancelled (by DELETE; its client is still there)
     │   └── ClientClosed             499 client_closed (only in logs and metrics)
     └── StartupError               the operator can fix it; nothing listens yet
         ├── ConfigError              a setting
@@ -134,6 +135,14 @@ class BackendFailed(RequestFailed):
     status = 502
     code = "backend_error"
     retryable = True
+
+
+class RequestCancelled(RequestFailed):
+    """Whoever may cancel it did. 410 because clients in the field retry 409 but never this."""
+
+    status = 410
+    code = "request_cancelled"
+    kind = "cancelled_error"
 
 
 class ClientClosed(RequestFailed):

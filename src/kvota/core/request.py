@@ -134,6 +134,11 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """The request's KV blocks are back. Its tokens stay, and it goes on when it is resumed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The last event of a request, always published, exactly once. Its KV blocks are back."""
 
@@ -148,4 +153,5 @@ class Ended:
     total_s: float  # arrival to the end
 
 
-Event = PromptRead | Delta | Ended
+Event = PromptRead | Delta | Ended  # what a client may hear of
+EngineEvent = Event | Paused

@@ -13,6 +13,7 @@ from kvota.core.request import (
     Request,
     TokenLogprobs,
 )
+from kvota.engine.mailbox import RequestState
 from kvota.engine.text import TextStream, Vocabulary
 from kvota.scheduler.sequence import SequenceGroup
 
@@ -47,6 +48,22 @@ class Answer:
         assert group.first_scheduled_s is not None
         queued_s = group.first_scheduled_s - group.request.arrived_s
         return PromptRead(group.cached_tokens or 0, group.prompt_logprobs, queued_s)
+
+    def state(self) -> RequestState:
+        """How far it is. A block that several choices share counts once."""
+        sequences = self.group.sequences
+        tables = [one.table.blocks for one in sequences if one.table is not None]
+        return RequestState(
+            request_id=self.request.id,
+            is_running=bool(tables),
+            is_prompt_read=self.group.is_prompt_read,
+            computed_tokens=sum(one.num_computed for one in sequences),
+            cached_tokens=self.group.cached_tokens or 0,
+            output_tokens=sum(choice.num_tokens for choice in self.choices),
+            first_token_s=self.first_token_s,
+            num_blocks=len(set().union(*tables)),
+            num_preemptions=self.group.num_preemptions,
+        )
 
     def take(self, choice: Choice, sampled: Sampled) -> Delta:
         """Add one token to a choice and decide whether it was the last one.

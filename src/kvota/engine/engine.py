@@ -35,9 +35,19 @@ from kvota.core.errors import (
     RequestTimeout,
 )
 from kvota.core.plan import ChunkResult, Executor, Sampled, StepPlan, StepResult
-from kvota.core.request import Event, Request
+from kvota.core.request import EngineEvent, Paused, Request
 from kvota.engine.answer import Answer, new_answer
-from kvota.engine.mailbox import Cancel, Drain, Letter, Mailbox, Shutdown, Submit
+from kvota.engine.mailbox import (
+    Cancel,
+    Drain,
+    Letter,
+    Look,
+    Mailbox,
+    Pause,
+    Resume,
+    Shutdown,
+    Submit,
+)
 from kvota.engine.text import Vocabulary
 from kvota.scheduler.scheduler import Scheduler
 from kvota.scheduler.sequence import Sequence as TokenSequence
@@ -46,7 +56,7 @@ from kvota.telemetry.metrics import EngineGauges
 FAILED_STEPS_MAX = 3  # in a row, with nothing computed at all
 RETRY_AFTER_S = 5.0
 
-Publish = Callable[[Sequence[tuple[str, Event]]], None]
+Publish = Callable[[Sequence[tuple[str, EngineEvent]]], None]
 
 
 class EngineBroken(RuntimeError):
@@ -94,7 +104,7 @@ class Engine:
         self._observer = observer
         self._answers: dict[str, Answer] = {}
         self._deadlines: list[tuple[float, str, Outcome]] = []  # a heap
-        self._events: list[tuple[str, Event]] = []
+        self._events: list[tuple[str, EngineEvent]] = []
         self._failed_steps = 0
         self._num_preemptions = 0
         self._gauges = self._read_gauges()
@@ -139,6 +149,13 @@ class Engine:
             case Cancel(request_id):
                 gone = ClientClosed("The client closed the connection.")
                 self._end(request_id, Outcome.CLIENT_CLOSED, gone)
+            case Pause(request_id):
+                if self._scheduler.pause(request_id):
+                    self._events.append((request_id, Paused()))
+            case Resume(request_id):
+                self._scheduler.resume(request_id)
+            case Look(tell):
+                tell([answer.state() for answer in self._answers.values()])
             case Drain():
                 for request_id in self._never_run():
                     self._end(request_id, Outcome.REFUSED, _draining())

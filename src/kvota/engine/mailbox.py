@@ -5,10 +5,26 @@ threads touch.
 """
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from kvota.core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestState:
+    """How far the engine is with one request. Counts are over all of its choices."""
+
+    request_id: str
+    is_running: bool
+    is_prompt_read: bool
+    computed_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    first_token_s: float | None  # clock time
+    num_blocks: int
+    num_preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +42,27 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Give up this request's KV and keep its tokens. Answered by a Paused event."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let a paused request go on. Unknown, ended or running ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Call `tell`, on the engine's thread and at once, with every request's state."""
+
+    tell: Callable[[Sequence[RequestState]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Shutdown has begun: what never ran ends as refused, what runs may finish."""
 
@@ -35,7 +72,7 @@ class Shutdown:
     """Time is up: everything ends now."""
 
 
-Letter = Submit | Cancel | Drain | Shutdown
+Letter = Submit | Cancel | Pause | Resume | Look | Drain | Shutdown
 
 
 class Mailbox:

@@ -1,8 +1,9 @@
 """Who is where: every sequence that has not ended, and the moves from place to place.
 
     add ─▶ line ──start──▶ running ──finish──▶ gone       fork: new ones, running at once
-             ▲                │
-             └────preempt─────┘
+            ▲ ▲               │
+            │ └────preempt────┤
+            └──unhold── held ◀┘ hold
 
 A sequence is in exactly one place and holds a block table exactly while it runs. All blocks of
 what is known of a sequence are taken when it starts, so only decoding makes a table grow.
@@ -24,6 +25,7 @@ class Roster:
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
         self.line = WaitingLine(limits.long_prefill_threshold)
         self.running: list[Sequence] = []  # by rank
+        self.held: dict[int, Sequence] = {}  # out of line until they are asked to go on
         self.groups: dict[str, SequenceGroup] = {}  # not finished, by request id
         self.sequences: dict[int, Sequence] = {}  # not finished
         self.num_slots = 0  # in use, of max_running_requests
@@ -117,6 +119,19 @@ class Roster:
         self._leave_running(sequence)
         self.line.push(sequence)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Take it out of line, or out of the running, until `unhold`."""
+        if sequence.status is Status.RUNNING:
+            self.preempt(sequence)
+        self._leave_line(sequence, sequence.status)
+        self.held[sequence.id] = sequence
+
+    def unhold(self, sequence: Sequence) -> None:
+        """Put it back in line."""
+        del self.held[sequence.id]
+        self.num_preempted += sequence.status is Status.PREEMPTED
+        self.line.push(sequence)
+
     def finish(self, sequence: Sequence) -> None:
         """End it, from whatever state. Raises IllegalTransition, changing nothing, if it had."""
         was = sequence.status
@@ -131,8 +146,8 @@ class Roster:
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
-        waiting = list(self.line)
-        places = [sequence.id for sequence in self.running + waiting]
+        waiting, held = list(self.line), list(self.held.values())
+        places = [sequence.id for sequence in self.running + waiting + held]
         assert sorted(places) == sorted(self.sequences), "a sequence is in no place, or in two"
         ranks = [sequence.rank for sequence in self.running]
         assert ranks == sorted(ranks), "running sequences are out of order"
@@ -142,7 +157,7 @@ class Roster:
             assert sequence.status is Status.RUNNING
             assert sequence.table is not None
             assert sequence.num_computed <= len(sequence.tokens)
-        for sequence in waiting:
+        for sequence in waiting + held:
             assert sequence.status in (Status.WAITING, Status.PREEMPTED)
             assert sequence.table is None, f"sequence {sequence.id} waits with blocks"
         assert self.num_preempted == sum(s.status is Status.PREEMPTED for s in waiting)
@@ -177,8 +192,9 @@ class Roster:
         self.sequences[sequence.id] = sequence
 
     def _leave_line(self, sequence: Sequence, was: Status) -> None:
-        self.line.remove(sequence)
-        self.num_preempted -= was is Status.PREEMPTED
+        if self.held.pop(sequence.id, None) is None:
+            self.line.remove(sequence)
+            self.num_preempted -= was is Status.PREEMPTED
 
     def _leave_running(self, sequence: Sequence) -> None:
         """It runs no longer: blocks and slots go back."""

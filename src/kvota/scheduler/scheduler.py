@@ -186,25 +186,27 @@ class Scheduler:
     def abort(self, request_id: str) -> SequenceGroup | None:
         """End all sequences of a request. None when there is no such request (any more)."""
         group = self._roster.groups.get(request_id)
-        if group is not None:
-            for sequence in group.sequences:
-                if sequence.status is not Status.FINISHED:
-                    self.finish(sequence)
+        for sequence in _unfinished(group):
+            self.finish(sequence)
         return group
 
-    def pause(self, request_id: str) -> int:
-        """Give up the KV of a request's running sequences; they go back in line, at its front.
+    def pause(self, request_id: str) -> bool:
+        """Take a request out: its KV is given up, its tokens stay, and it waits for `resume`.
 
-        They run again as soon as they fit: a hook for whoever needs their memory now. Between
-        steps only. Returns how many were running.
+        Between steps only. False when there is no such request (any more).
         """
         assert self._in_flight is None, "pause between steps: a sampled token would be lost"
         group = self._roster.groups.get(request_id)
-        sequences = group.sequences if group is not None else []
-        running = [sequence for sequence in sequences if sequence.status is Status.RUNNING]
-        for sequence in running:
-            self._preempt(sequence)
-        return len(running)
+        for sequence in _unfinished(group):
+            if sequence.id not in self._roster.held:
+                self._roster.hold(sequence)
+        return group is not None
+
+    def resume(self, request_id: str) -> None:
+        """Let a paused request go on, from the front of its line; others are passed over."""
+        for sequence in _unfinished(self._roster.groups.get(request_id)):
+            if sequence.id in self._roster.held:
+                self._roster.unhold(sequence)
 
     def snapshot(self) -> SchedulerSnapshot:
         """Counts of this moment, in O(1)."""
@@ -376,3 +378,8 @@ class Scheduler:
             if sampled.error is None:
                 one.tokens.append(sampled.token)
             done.sampled.append((one, sampled))
+
+
+def _unfinished(group: SequenceGroup | None) -> list[Sequence]:
+    sequences = group.sequences if group is not None else []
+    return [sequence for sequence in sequences if sequence.status is not Status.FINISHED]
