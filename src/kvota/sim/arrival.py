@@ -28,6 +28,7 @@ class Arrival:
     n: int = 1  # choices of one prompt, each with its own output
     tenant: str = "default"
     band: Band = Band.INTERACTIVE
+    first_token_s: float | None = None  # the client says it waits no longer for the first token
     prefix: tuple[int, ...] = ()  # ids of the leading blocks; equal ids stand for equal tokens
     prefix_block: int = MOONCAKE_BLOCK
 

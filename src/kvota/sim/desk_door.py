@@ -45,8 +45,8 @@ class DeskDoor:
         self._cache = cache
         self._produced: dict[str, list[int]] = {}  # tokens of each choice
 
-    def arrive(self, request: Request, tenant: str, now: float) -> Verdict:
-        verdict = self.desk.arrive(self._ticket(request, tenant), now)
+    def arrive(self, request: Request, arrival: Arrival, now: float) -> Verdict:
+        verdict = self.desk.arrive(self._ticket(request, arrival), now)
         match verdict:
             case Refused(reason, retry_after_s, _):
                 return No(reason, retry_after_s)
@@ -93,11 +93,12 @@ class DeskDoor:
     def check(self) -> None:
         self.desk.check()
 
-    def _ticket(self, request: Request, tenant: str) -> Ticket:
+    def _ticket(self, request: Request, arrival: Arrival) -> Ticket:
         prefix = self._prefix(request)
+        first_s = arrival.first_token_s
         return Ticket(
             id=request.id,
-            tenant=tenant,
+            tenant=arrival.tenant,
             prompt_tokens=len(request.prompt),
             max_tokens=request.max_tokens,
             arrived_s=request.arrived_s,
@@ -105,6 +106,7 @@ class DeskDoor:
             n=request.n,
             cached_tokens=len(prefix) * self._cache.block_size,
             prefix_blocks=prefix,
+            first_token_deadline_s=None if first_s is None else request.arrived_s + first_s,
             queue_deadline_s=request.queue_deadline_s,
             deadline_s=request.deadline_s,
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Delta, Request
+from kvota.sim.arrival import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ NOTHING = Moves()
 class Door(Protocol):
     """Every request that arrives gets one verdict; one that went through is `ended` once."""
 
-    def arrive(self, request: Request, tenant: str, now: float) -> Verdict: ...
+    def arrive(self, request: Request, arrival: Arrival, now: float) -> Verdict: ...
 
     def progress(self, request_id: str, delta: Delta, now: float) -> None: ...
 
@@ -76,7 +77,7 @@ class OpenDoor:
         self._no = No(Refusal.QUEUE_FULL, retry_after_s)
         self._num_open = 0
 
-    def arrive(self, request: Request, tenant: str, now: float) -> Verdict:
+    def arrive(self, request: Request, arrival: Arrival, now: float) -> Verdict:
         if self._num_open >= self._num_open_max:
             return self._no
         self._num_open += 1

@@ -1,8 +1,9 @@
 """The node of a simulated world: the live one's parts, over an executor that only counts.
 
 A pause is done as any server can do it: the request is cancelled, its tokens are kept, and when it
-may go on it is submitted again with them as part of its prompt. Requests for several choices keep
-their place in the engine instead and only give up their KV, because their choices differ.
+may go on it is submitted again, under a new name, with them as part of its prompt. Requests for
+several choices keep their place in the engine instead and only give up their KV, because their
+choices differ.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ class _Run:
     """A request in the engine."""
 
     request: Request  # as it was first submitted
+    engine_id: str  # what the engine knows it by now
     produced: int = 0
     num_preemptions: int = 0
     is_pausing: bool = False
@@ -85,6 +87,7 @@ class SimulatedNode:
         self._published: list[tuple[str, Event]] = []
         self._paused: list[str] = []
         self._runs: dict[str, _Run] = {}
+        self._names: dict[str, str] = {}  # the engine's name of a request -> its own
         self.engine = Engine(
             executor,
             self.scheduler,
@@ -105,23 +108,25 @@ class SimulatedNode:
         """Run it; or, if it was paused, let it go on."""
         run = self._runs.get(request.id)
         if run is None:
-            self._runs[request.id] = _Run(request)
+            self._runs[request.id] = _Run(request, request.id)
+            self._names[request.id] = request.id
             self._mailbox.post(Submit(request))
         elif request.n == 1:
+            run.engine_id = f"{request.id}+{run.produced}-{run.num_preemptions}"
+            self._names[run.engine_id] = request.id
             self._mailbox.post(Submit(_continued(run)))
 
     def cancel(self, request_id: str) -> None:
-        run = self._runs.get(request_id)
-        if run is not None:
-            run.is_pausing = False
-        self._mailbox.post(Cancel(request_id))
+        run = self._runs[request_id]
+        run.is_pausing = False
+        self._mailbox.post(Cancel(run.engine_id))
 
     def pause(self, request_id: str) -> None:
         """Answered by `Paused`, unless it ends before."""
         run = self._runs[request_id]
         if run.request.n == 1:
             run.is_pausing = True
-            self._mailbox.post(Cancel(request_id))
+            self._mailbox.post(Cancel(run.engine_id))
         else:
             self.scheduler.pause(request_id)
             self._paused.append(request_id)
@@ -136,8 +141,11 @@ class SimulatedNode:
         published, self._published[:] = self._published.copy(), []
         events: list[tuple[str, Event | Paused]] = [(one, Paused()) for one in self._paused]
         self._paused.clear()
-        for request_id, event in published:
+        for engine_id, event in published:
+            request_id = self._names[engine_id]
             run = self._runs.get(request_id)
+            if isinstance(event, Ended):
+                del self._names[engine_id]
             if run is not None:
                 events.append((request_id, self._told(run, event)))
         return events
@@ -162,6 +170,7 @@ def _continued(run: _Run) -> Request:
     sampling = request.sampling
     return replace(
         request,
+        id=run.engine_id,
         prompt=[*request.prompt, *[WORD] * produced],
         max_tokens=request.max_tokens - produced,
         sampling=replace(sampling, min_tokens=sampling.min_tokens - produced),

@@ -5,18 +5,23 @@ from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
+from kvota.core.errors import Outcome
 from kvota.core.request import Band
 from kvota.sim.arrival import Arrival
+from kvota.sim.records import RequestRecord
 
 # Share of requests of the busiest 1, 5, 10, 25, 50 and all 73 clients of ServeGen's deepseek-r1.
 SERVEGEN_SHARES = ((1, 0.286), (5, 0.525), (10, 0.677), (25, 0.901), (50, 0.991), (73, 1.0))
 
 
-def team_mix(rng: Random, *, rate_rps: float, duration_s: float) -> Iterator[Arrival]:
+def team_mix(
+    rng: Random, *, rate_rps: float, duration_s: float, says_patience: bool = False
+) -> Iterator[Arrival]:
     """Poisson arrivals of a team at work: 92 % short requests, 8 % long ones, all fresh text.
 
     Short: prompt 32–192, output 16–64. Long: prompt 1,500–3,000, output 64–128. Uniform, and
-    the output length is what the client asks for.
+    the output length is what the client asks for. With `says_patience` each request carries how
+    long it waits for its first token: 3 s when short, 20 s when long.
     """
     for at_s in _poisson(rng, rate_rps, duration_s):
         is_long = rng.random() < 0.08
@@ -25,7 +30,17 @@ def team_mix(rng: Random, *, rate_rps: float, duration_s: float) -> Iterator[Arr
         yield Arrival(
             at_s=at_s, prompt_tokens=prompt, output_tokens=output, max_tokens=output,
             tenant="long" if is_long else "short",
+            first_token_s=(20.0 if is_long else 3.0) if says_patience else None,
         )  # fmt: skip
+
+
+def is_good_for_team(record: RequestRecord) -> bool:
+    """Short: TTFT ≤ 3 s and TPOT ≤ 0.25 s. Long: TTFT ≤ 20 s."""
+    if record.outcome is not Outcome.COMPLETED or record.ttft_s is None:
+        return False
+    if record.arrival.tenant == "long":
+        return record.ttft_s <= 20.0
+    return record.ttft_s <= 3.0 and record.tpot_s <= 0.25
 
 
 def flood(

@@ -160,7 +160,7 @@ class World:
         self._knock(request, record, now)
 
     def _knock(self, request: Request, record: RequestRecord, now: float) -> None:
-        verdict = self._door.arrive(request, record.arrival.tenant, now)
+        verdict = self._door.arrive(request, record.arrival, now)
         match verdict:
             case No(reason, retry_after_s):
                 record.refusal, record.retry_after_s = reason, retry_after_s
