@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvota.node.served import ServedModel
 from kvota.wire.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from tests.support.http import MODEL, Node, Reply, make_node, says, tiny_served
+from tests.support.asgi_caller import Reply
+from tests.support.http import MODEL, Node, make_node, says, tiny_served
 
 JSON = st.recursive(
     st.none()

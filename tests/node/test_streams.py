@@ -13,9 +13,10 @@ from kvota.core.errors import (
     RequestTimeout,
 )
 from kvota.core.request import FinishReason
+from kvota.node.ports import Waiting
+from tests.support.asgi_caller import Caller
 from tests.support.http import (
     MODEL,
-    Caller,
     Node,
     delta,
     ended,
@@ -275,6 +276,38 @@ async def test_comments_bridge_a_silence_between_tokens() -> None:
         [stream] = await node.runner.submitted()
         stream.push(read(stream.request), delta(stream.request, "a"))
         await call.until(lambda reply: b'"a"' in reply.content and reply.pieces[-1][:1] == b":")
+
+
+async def test_comments_tell_the_place_in_line_while_the_request_waits() -> None:
+    node = make_node(heartbeat_s=SOON_S)
+    async with node.caller.open(CHAT, chat_body(stream=True)) as call:
+        [stream] = await node.runner.submitted()
+        stream.place = Waiting(position=3, eta_s=11.2, why="KV memory")
+        await call.until(lambda reply: reply.comments >= 1)
+        stream.place = Waiting(position=1, eta_s=None, why="its turn")
+        await call.until(lambda reply: "queued position=1" in reply.remarks)
+        stream.place = None
+        await call.until(lambda reply: "heartbeat" in reply.remarks)
+        stream.push(read(stream.request), delta(stream.request, "a"))
+        await call.until(lambda reply: b'"a"' in reply.content and reply.pieces[-1][:1] == b":")
+        assert list(dict.fromkeys(call.reply.remarks)) == [
+            "queued position=3 eta_s=12",
+            "queued position=1",
+            "heartbeat",
+        ]
+
+
+async def test_of_several_prompts_the_first_in_line_is_told_until_one_is_served() -> None:
+    node = make_node(heartbeat_s=SOON_S)
+    body = {"model": MODEL, "prompt": ["a", "b"], "stream": True}
+    async with node.caller.open(COMPLETIONS, body) as call:
+        first, second = await node.runner.submitted(2)
+        first.place = Waiting(position=5, eta_s=None, why="its turn")
+        second.place = Waiting(position=4, eta_s=None, why="its turn")
+        await call.until(lambda reply: "queued position=4" in reply.remarks)
+        second.place = None
+        await call.until(lambda reply: reply.remarks[-1:] == ["heartbeat"])
+        assert "queued position=5" not in call.reply.remarks
 
 
 async def test_nothing_is_sent_before_the_first_heartbeat() -> None:

@@ -1,19 +1,16 @@
 """A node's HTTP application without a model and without sockets.
 
 `ScriptedRunner` plays the engine: it answers each request with a script, or leaves it open for the
-test to feed. `Caller` calls an ASGI application directly, and can leave, stall and look at what was
-sent so far, which HTTP clients cannot.
+test to feed.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from kvota.core.clock import ManualClock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, Refusal, Refused
@@ -32,11 +29,11 @@ from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
 from kvota.model.tool_format import ToolFormat
 from kvota.node.app import create_app
-from kvota.node.ports import RequestRecord, RunnerState
+from kvota.node.ports import Phase, RequestRecord, RequestView, RunnerState, Waiting
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tool_dialect import ToolDialect
-from kvota.wire.sse import EventReader
+from tests.support.asgi_caller import Caller, Reply
 from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, tiny_tokenizer
 
 MODEL = "tiny"
@@ -139,6 +136,7 @@ class ScriptedStream:
         self.request = request
         self.is_cancelled = False
         self.is_read_to_end = False
+        self.place: Waiting | None = None
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
 
@@ -151,6 +149,9 @@ class ScriptedStream:
             self.is_cancelled = True
             error = ClientClosed("The client is gone.")
             self.push(ended(self.request, outcome=Outcome.CLIENT_CLOSED, error=error))
+
+    def waits(self) -> Waiting | None:
+        return self.place
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         while not self.is_read_to_end:
@@ -203,6 +204,44 @@ class ScriptedRunner:
             player.add_done_callback(self._players.discard)
         return stream
 
+    async def views(self) -> list[RequestView]:
+        return [view_of(stream) for stream in self.streams if not stream.is_read_to_end]
+
+    def cancel(self, request_id: str) -> bool:
+        """A request ends only once."""
+        meant = [stream for stream in self.streams if stream.request.id == request_id]
+        live = [s for s in meant if not s.is_cancelled and not s.is_read_to_end]
+        for stream in live:
+            stream.cancel()
+        return bool(live)
+
+
+def view_of(stream: ScriptedStream) -> RequestView:
+    """A request in line while it has a place, a quarter of its prompt read otherwise."""
+    request, place = stream.request, stream.place
+    return RequestView(
+        id=request.id,
+        client_id=request.labels["request_id"],
+        tenant="team-a",
+        model=MODEL,
+        lane="short",
+        band="interactive",
+        phase=Phase.PREFILL if place is None else Phase.QUEUED,
+        age_s=1.23456,
+        position=place.position if place else None,
+        eta_s=place.eta_s if place else None,
+        why=place.why if place else None,
+        prompt_tokens=len(request.prompt),
+        computed_tokens=0 if place else len(request.prompt) // 4,
+        cached_tokens=0,
+        output_tokens=0,
+        max_tokens=request.max_tokens,
+        num_choices=request.n,
+        tokens_per_s=None if place else 12.3456,
+        kv_blocks=0 if place else 3,
+        num_preemptions=0,
+    )
+
 
 async def _play(stream: ScriptedStream, events: Iterable[Event]) -> None:
     for event in events:
@@ -247,21 +286,21 @@ class Node:
     records: list[RequestRecord] = field(default_factory=list)
 
     @property
-    def caller(self) -> "Caller":
+    def caller(self) -> Caller:
         return Caller(self.app)
 
-    async def post(self, path: str, body: Any, **headers: str) -> "Reply":
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
         return await self.caller.request("POST", path, body, headers)
 
-    async def chat(self, text: str = "hi", **fields: Any) -> "Reply":
+    async def chat(self, text: str = "hi", **fields: Any) -> Reply:
         messages = [{"role": "user", "content": text}]
         body = {"model": MODEL, "messages": messages, **fields}
         return await self.post("/v1/chat/completions", body)
 
-    async def complete(self, prompt: Any = "hi", **fields: Any) -> "Reply":
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> Reply:
         return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **fields})
 
-    async def get(self, path: str, **headers: str) -> "Reply":
+    async def get(self, path: str, **headers: str) -> Reply:
         return await self.caller.request("GET", path, None, headers)
 
 
@@ -292,170 +331,3 @@ def make_node(
         unix_time=lambda: 1_700_000_123.9,
     )
     return Node(app, runner, clock, model, records)
-
-
-# --- the client
-
-
-@dataclass
-class Reply:
-    """A response as it was sent: `pieces` are the bodies of the single sends."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    pieces: list[bytes] = field(default_factory=list)
-    is_complete: bool = False
-
-    @property
-    def content(self) -> bytes:
-        return b"".join(self.pieces)
-
-    @property
-    def json(self) -> Any:
-        return msgspec.json.decode(self.content)
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """The error object, after checking that it has OpenAI's form."""
-        body = self.json
-        assert set(body) == {"error"}, body
-        error: dict[str, Any] = body["error"]
-        assert set(error) == {"message", "type", "param", "code"}, error
-        assert error["message"], error
-        return error
-
-    @property
-    def events(self) -> list[str]:
-        """The `data:` values of an event stream, the last one usually [DONE]."""
-        return [value.decode() for value in EventReader().feed(self.content)]
-
-    @property
-    def chunks(self) -> list[Any]:
-        return [msgspec.json.decode(value) for value in self.events if value != "[DONE]"]
-
-    @property
-    def comments(self) -> int:
-        return sum(line.startswith(b":") for line in self.content.splitlines())
-
-
-class Call:
-    """One request under way."""
-
-    def __init__(
-        self, app: ASGIApp, scope: Mapping[str, Any], body: Sequence[bytes], *, is_whole: bool
-    ) -> None:
-        self.reply = Reply()
-        self.may_send = asyncio.Event()
-        self.may_send.set()
-        self._body = list(body)
-        self._is_whole = is_whole
-        self._gone = asyncio.Event()
-        self._changed = asyncio.Condition()
-        self.task = asyncio.ensure_future(app(dict(scope), self._receive, self._send))
-
-    def leave(self) -> None:
-        """Close the connection."""
-        self._gone.set()
-
-    async def until(self, met: Callable[[Reply], bool]) -> None:
-        """Wait until what was sent meets a condition."""
-        async with self._changed:
-            async with asyncio.timeout(30):
-                await self._changed.wait_for(lambda: met(self.reply))
-
-    async def end(self) -> Reply:
-        """Wait until the application has ended the request."""
-        async with asyncio.timeout(30):
-            await self.task
-        return self.reply
-
-    async def _receive(self) -> Message:
-        if self._body:
-            part = self._body.pop(0)
-            more = bool(self._body) or not self._is_whole
-            return {"type": "http.request", "body": part, "more_body": more}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Message) -> None:
-        await self.may_send.wait()
-        async with self._changed:
-            self._note(message)
-            self._changed.notify_all()
-
-    def _note(self, message: Message) -> None:
-        reply = self.reply
-        if message["type"] == "http.response.start":
-            assert reply.status == 0, "a response starts once"
-            reply.status = message["status"]
-            reply.headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
-            return
-        assert reply.status, "a body comes after its start"
-        assert not reply.is_complete, "nothing follows the last piece"
-        if message.get("body"):
-            reply.pieces.append(message["body"])
-        reply.is_complete = not message.get("more_body", False)
-
-
-class Caller:
-    """Calls an ASGI application like a client that has all the time in the world."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def begin(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
-        *, is_whole: bool = True,
-    ) -> Call:  # fmt: skip
-        """Start a request. `body` is JSON to be, or bytes, or a list of byte parts.
-
-        With `is_whole` False more of the body is announced and never comes.
-        """
-        parts: list[bytes]
-        if isinstance(body, list) and body and all(isinstance(part, bytes) for part in body):
-            parts = body
-        else:
-            parts = [_encoded(body)]
-        fields = {"content-type": "application/json", **(headers or {})}
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": [
-                (name.replace("_", "-").lower().encode(), value.encode("latin-1"))
-                for name, value in fields.items()
-                if value
-            ],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8000),
-        }
-        return Call(self._app, scope, parts, is_whole=is_whole)
-
-    async def request(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        """Send a request and wait for the end of its response."""
-        return await self.begin(method, path, body, headers).end()
-
-    @asynccontextmanager
-    async def open(self, path: str, body: Any, **headers: str) -> AsyncIterator[Call]:
-        """A POST that is made to end when the block does."""
-        call = self.begin("POST", path, body, headers)
-        try:
-            yield call
-        finally:
-            call.may_send.set()
-            call.leave()
-            await call.end()
-
-
-def _encoded(body: Any) -> bytes:
-    if body is None:
-        return b""
-    return body if isinstance(body, bytes) else msgspec.json.encode(body)

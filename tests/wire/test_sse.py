@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvota.wire.sse import DONE, EventBuffer, EventReader, comment
+from kvota.wire.sse import DONE, EventBuffer, EventReader, comment, place_in_line
 
 
 class Value(msgspec.Struct):
@@ -54,3 +54,9 @@ def test_a_large_event_in_tiny_reads_is_read_in_time() -> None:
 def test_a_comment_is_one_line() -> None:
     assert comment("a\nb") == b": a b\n\n"
     assert values(comment("a\nb"), DONE) == [b"[DONE]"]
+
+
+def test_a_place_in_line_is_told_in_whole_seconds_that_are_not_too_few() -> None:
+    assert place_in_line(3, 11.2) == "queued position=3 eta_s=12"
+    assert place_in_line(1, 0.0) == "queued position=1 eta_s=0"
+    assert place_in_line(2, None) == "queued position=2"

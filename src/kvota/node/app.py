@@ -3,6 +3,7 @@
     /v1/chat/completions  /v1/completions      generating.py: intake ▸ engine ▸ stream or body
     /tokenize  /detokenize  /tokenizer_info    the tokenizer by itself
     /v1/models  /v1/models/{id}
+    /v1/requests  /admin/requests              where every request is, and DELETE to end one
     /health  /ready  /metrics                  alive · will accept work · Prometheus
 
 Reading `create_app` is reading how the parts are put together; nothing else in `node/` builds one.
@@ -30,6 +31,7 @@ from kvota.node.arrival import Arrivals
 from kvota.node.exchange import Exchange
 from kvota.node.generating import Edge, GeneratingEndpoint
 from kvota.node.intake import Intake
+from kvota.node.live_requests import LiveRequests
 from kvota.node.ports import RecordRequest, RenderMetrics, Runner
 from kvota.node.problems import ErrorPages, error_headers, error_response
 from kvota.node.served import ServedModel
@@ -74,7 +76,12 @@ def create_app(
     about = About(served, runner, clock, render_metrics)
     pages = ErrorPages(chance)
     app = Starlette(
-        routes=[*_engine_routes(intake, edge), *_text_routes(texts, edge), *_about_routes(about)],
+        routes=[
+            *_engine_routes(intake, edge),
+            *_text_routes(texts, edge),
+            *_about_routes(about),
+            *_request_routes(LiveRequests(runner)),
+        ],
         middleware=_middleware(settings),
         exception_handlers={
             HTTPException: pages.http,
@@ -113,6 +120,15 @@ def _about_routes(about: About) -> list[Route]:
         Route("/health", about.health, methods=["GET"]),
         Route("/ready", about.ready, methods=["GET"]),
         Route("/metrics", about.metrics, methods=["GET"]),
+    ]
+
+
+def _request_routes(live: LiveRequests) -> list[Route]:
+    return [
+        Route("/v1/requests", live.list_own, methods=["GET"]),
+        Route("/v1/requests/{id:path}", live.delete, methods=["DELETE"]),
+        Route("/admin/requests", live.list_all, methods=["GET"]),
+        Route("/admin/requests/{id:path}", live.delete, methods=["DELETE"]),
     ]
 
 

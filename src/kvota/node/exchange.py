@@ -113,10 +113,11 @@ class Exchange:
         await self._deliver(content, more=not last, opening=(200, sse.HEADERS))
         self._last_write_s = asyncio.get_running_loop().time()
 
-    async def keep_alive(self) -> None:
+    async def keep_alive(self, remark: Callable[[], str]) -> None:
         """Bridge silences with comments, until cancelled or the client is gone.
 
-        Runs beside the stream's work from the moment the request is accepted.
+        `remark` gives the text of each comment when its time has come. Runs beside the stream's
+        work from the moment the request is accepted.
         """
         loop = asyncio.get_running_loop()
         every_s = self._settings.heartbeat_s
@@ -124,7 +125,7 @@ class Exchange:
             quiet_s = loop.time() - self._last_write_s
             if quiet_s >= every_s:
                 with contextlib.suppress(ClientClosed):  # on_gone has been called
-                    await self.write(sse.comment("heartbeat"))
+                    await self.write(sse.comment(remark()))
                 quiet_s = 0.0
             await asyncio.sleep(every_s - quiet_s)
 

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestTimeout
+from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled, RequestTimeout
 from kvota.core.request import Delta, PromptRead, Request
 from kvota.node.answer import Chunk, coalesced, usage_of
 from kvota.node.arrival import Arrival, Arrivals, client_id
@@ -69,8 +69,8 @@ class GeneratingEndpoint(Generic[T]):
         try:
             await self._serve(exchange, service)
         except KvotaError as error:
-            failure = error
-            await service.answer_failure(error)
+            failure = service.told(error)
+            await service.answer_failure(failure)
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
             raise
@@ -92,7 +92,7 @@ class GeneratingEndpoint(Generic[T]):
                 if not prepared.is_stream:
                     await service.collect(prepared, generation)
                     return
-                async with beside(exchange.keep_alive()):
+                async with beside(exchange.keep_alive(lambda: _remark(generation))):
                     await service.stream(prepared, generation)
             finally:
                 generation.cancel()  # for the case that we ourselves are being cancelled
@@ -170,6 +170,15 @@ class _Service:
                 f"The answer was not complete after {limit_s:.3g} s, its time limit."
             ) from None
 
+    def told(self, error: KvotaError) -> KvotaError:
+        """The error as its client hears it: work that stops under one who stayed was cancelled.
+
+        A client that left, or read nothing for too long, is gone by the time its error comes up.
+        """
+        if isinstance(error, ClientClosed) and not self._exchange.is_gone:
+            return RequestCancelled("The request was cancelled by DELETE.")
+        return error
+
     async def answer_failure(self, error: KvotaError) -> None:
         """Say what went wrong, in whatever way is still possible."""
         exchange = self._exchange
@@ -244,6 +253,12 @@ class _Meter:
             )
         elif self._prepared.wants_usage:
             chunk.usage = None
+
+
+def _remark(generation: Generation) -> str:
+    """What a comment says while nothing else can be said."""
+    place = generation.waits()
+    return "heartbeat" if place is None else sse.place_in_line(place.position, place.eta_s)
 
 
 def _measured(cached_tokens: int, queued_s: float) -> RawHeaders:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvota.core.errors import BackendFailed, KvotaError, Outcome
 from kvota.core.request import Delta, Ended, Event, PromptRead, Request
-from kvota.node.ports import RequestStream, Runner
+from kvota.node.ports import RequestStream, Runner, Waiting
 
 Prompted = tuple[int, list[PromptRead | Delta]]  # index of the prompt, what happened to it
 
@@ -73,6 +73,14 @@ class Generation:
         """Stop all of it. Idempotent; `events()` still has to be read."""
         for stream in self._streams:
             stream.cancel()
+
+    def waits(self) -> Waiting | None:
+        """The place in line of the prompt that is served first; None as soon as one is served."""
+        places = [stream.waits() for stream in self._streams]
+        waiting = [place for place in places if place is not None]
+        if len(waiting) < len(places):
+            return None
+        return min(waiting, key=lambda place: place.position)
 
     async def events(self) -> AsyncIterator[Prompted]:
         """What happened, as it happens. Raises the first failure once everything has ended."""

@@ -16,6 +16,7 @@ from kvota.core.errors import (
     Outcome,
     Refusal,
     Refused,
+    RequestCancelled,
     RequestError,
     RequestTimeout,
 )
@@ -42,7 +43,7 @@ def error_code(error: KvotaError) -> str:
 def error_headers(error: KvotaError, chance: Random) -> RawHeaders:
     """What tells a client whether and when to try again."""
     headers: RawHeaders = [(b"content-type", b"application/json")]
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError | RequestCancelled):
         headers.append((b"x-should-retry", b"false"))
     elif error.retryable:
         headers.append((b"x-should-retry", b"true"))

@@ -2,9 +2,11 @@
 
 data: {"id":…}⏎⏎        one event; a value never holds a raw line break, JSON escapes them
 : heartbeat⏎⏎           a comment, which every client skips
+: queued position=3 eta_s=12⏎⏎    another, for people and proxies that look
 data: [DONE]⏎⏎          the end of a stream that went well
 """
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +23,15 @@ HEADERS: Final = (
 def comment(text: str) -> bytes:
     """A line that keeps the connection alive and means nothing."""
     return b": %b\n\n" % text.replace("\n", " ").encode()
+
+
+def place_in_line(position: int, eta_s: float | None) -> str:
+    """The text of a comment: where a request stands, and when its first chunk is expected.
+
+    Whole seconds, rounded up; without `eta_s` where nobody knows.
+    """
+    eta = "" if eta_s is None else f" eta_s={math.ceil(eta_s)}"
+    return f"queued position={position}{eta}"
 
 
 class EventBuffer:
