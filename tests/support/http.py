@@ -30,6 +30,7 @@ from kvota.model.tokenizer_parts import TokenizerParts
 from kvota.model.tool_format import ToolFormat
 from kvota.node.app import create_app
 from kvota.node.ports import Phase, RequestRecord, RequestView, RunnerState, Waiting
+from kvota.node.readiness import Stall
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tool_dialect import ToolDialect
@@ -171,6 +172,8 @@ class ScriptedRunner:
         self.script = script
         self.state = RunnerState.RUNNING
         self.stuck = False
+        self.last_step_s = 0.0
+        self.looks: asyncio.Event | None = None  # views come only when it is set
         self.refusal: Refused | None = None
         self.room: int | None = None  # requests accepted before `refusal` is raised
         self.streams: list[ScriptedStream] = []
@@ -192,6 +195,9 @@ class ScriptedRunner:
     def is_stuck(self, now: float) -> bool:
         return self.stuck
 
+    def stalled_s(self, now: float) -> float:
+        return now - self.last_step_s
+
     def submit(self, request: Request) -> ScriptedStream:
         if self.refusal is not None and (self.room is None or len(self.streams) >= self.room):
             raise self.refusal
@@ -205,6 +211,8 @@ class ScriptedRunner:
         return stream
 
     async def views(self) -> list[RequestView]:
+        if self.looks is not None:
+            await self.looks.wait()
         return [view_of(stream) for stream in self.streams if not stream.is_read_to_end]
 
     def cancel(self, request_id: str) -> bool:
@@ -284,6 +292,7 @@ class Node:
     clock: ManualClock
     served: ServedModel
     records: list[RequestRecord] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
 
     @property
     def caller(self) -> Caller:
@@ -312,7 +321,8 @@ def make_node(
     **settings: Any,
 ) -> Node:
     """A node on `tiny_served()` whose runner plays `script`; `loading`: its model never comes."""
-    runner, clock, records = ScriptedRunner(script), ManualClock(100.0), list[RequestRecord]()
+    runner, clock = ScriptedRunner(script), ManualClock(100.0)
+    records, stalls = list[RequestRecord](), list[Stall]()
     model = served or tiny_served()
 
     def when_loaded() -> ServedModel:
@@ -329,5 +339,6 @@ def make_node(
         render_metrics=lambda: b"kvota_up 1\n",
         chance=random.Random(1),
         unix_time=lambda: 1_700_000_123.9,
+        report_stall=stalls.append,
     )
-    return Node(app, runner, clock, model, records)
+    return Node(app, runner, clock, model, records, stalls)

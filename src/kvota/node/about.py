@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from kvota.core.clock import Clock
 from kvota.core.errors import Refusal, Refused
 from kvota.node.ports import RenderMetrics, Runner, RunnerState
+from kvota.node.readiness import Progress
 from kvota.node.served import ServedModel
 from kvota.wire.responses import ModelCard, ModelList
 
@@ -18,12 +18,12 @@ class About:
     """The GET paths. `served` may raise Refused while the model loads."""
 
     def __init__(
-        self, served: Callable[[], ServedModel], runner: Runner, clock: Clock,
+        self, served: Callable[[], ServedModel], runner: Runner, progress: Progress,
         render_metrics: RenderMetrics,
     ) -> None:  # fmt: skip
         self._served = served
         self._runner = runner
-        self._clock = clock
+        self._progress = progress
         self._render_metrics = render_metrics
 
     async def models(self, request: HttpRequest) -> Response:
@@ -54,7 +54,7 @@ class About:
                 Refusal.ENGINE_RESTARTING, f"The engine is {state.value}.", retry_after_s=5.0
             )
         self._served()
-        if self._runner.is_stuck(self._clock.now()):
+        if self._progress.is_stuck():
             raise Refused(
                 Refusal.ENGINE_RESTARTING,
                 "Work waits and the engine makes no progress.",

@@ -34,6 +34,7 @@ from kvota.node.intake import Intake
 from kvota.node.live_requests import LiveRequests
 from kvota.node.ports import RecordRequest, RenderMetrics, Runner
 from kvota.node.problems import ErrorPages, error_headers, error_response
+from kvota.node.readiness import Progress, ReportStall, tell_nobody
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.texts import Texts
@@ -55,11 +56,13 @@ def create_app(
     chance: Random,
     unix_time: Callable[[], float] = time.time,
     lane_of: Callable[[Request], str] = lambda _: "short",
+    report_stall: ReportStall = tell_nobody,
 ) -> Starlette:
     """The application of one node.
 
     `served` gives the model, or raises Refused while it loads. `record` is called exactly once
-    for each request to a generating path, whatever becomes of it.
+    for each request to a generating path, whatever becomes of it; `report_stall` when a probe of
+    /ready finds the engine stuck, and when one finds it moving again.
     """
     bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
     intake = Intake(served, settings, bench, chance)
@@ -73,7 +76,7 @@ def create_app(
         lane_of=lane_of,
     )
     texts = Texts(intake, settings, bench)
-    about = About(served, runner, clock, render_metrics)
+    about = About(served, runner, Progress(runner, clock, report_stall), render_metrics)
     pages = ErrorPages(chance)
     app = Starlette(
         routes=[

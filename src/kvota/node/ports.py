@@ -96,6 +96,9 @@ class Runner(Protocol):
     def is_stuck(self, now: float) -> bool:
         """True when work waits and no step has ended for too long."""
 
+    def stalled_s(self, now: float) -> float:
+        """Seconds since a step ended, or since work came to an idle engine."""
+
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over.
 
