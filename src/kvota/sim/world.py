@@ -20,7 +20,15 @@ from random import Random
 
 from kvota.core.clock import ManualClock
 from kvota.core.errors import Outcome
-from kvota.core.request import Delta, Ended, Event, PromptRead, Request, SamplingParams
+from kvota.core.request import (
+    Delta,
+    Ended,
+    EngineEvent,
+    Paused,
+    PromptRead,
+    Request,
+    SamplingParams,
+)
 from kvota.kv.cache import KVCache
 from kvota.sim.agenda import Agenda
 from kvota.sim.arrival import Arrival, Scaling, prompt_of
@@ -28,7 +36,7 @@ from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation,
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
 from kvota.sim.faults import FaultPlan, Jump, Storm
-from kvota.sim.node import NodeSettings, Paused, SimulatedNode
+from kvota.sim.node import NodeSettings, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
 
 TICK_S = 0.05  # the door is asked at least this often while nothing can be computed
@@ -212,7 +220,7 @@ class World:
             self._node.forget(request_id)
         self._end(request_id, outcome, now)
 
-    def _take(self, events: Sequence[tuple[str, Event | Paused]], now: float) -> None:
+    def _take(self, events: Sequence[tuple[str, EngineEvent]], now: float) -> None:
         for request_id, event in events:
             record = self._open[request_id]
             if type(event) is Delta:
