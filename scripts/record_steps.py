@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from kvota.core.clock import SystemClock
-from kvota.core.request import Ended, Event, Request, SamplingParams
+from kvota.core.request import Ended, EngineEvent, Request, SamplingParams
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox, Submit
 from kvota.engine.text import Vocabulary
@@ -46,7 +46,7 @@ class ClosedLoop:
             self.num_open += 1
             self._mailbox.post(Submit(self._request(f"r{next(self._numbers)}")))
 
-    def publish(self, events: Sequence[tuple[str, Event]]) -> None:
+    def publish(self, events: Sequence[tuple[str, EngineEvent]]) -> None:
         self.num_open -= sum(isinstance(event, Ended) for _, event in events)
 
     def _request(self, request_id: str) -> Request:

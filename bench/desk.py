@@ -1,0 +1,160 @@
+"""The desk against other ways to admit, on real traffic, in simulation: `make bench-desk`.
+
+python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--workers N]
+
+Everything but the model is real: engine, scheduler, KV cache, desk. Tables are Markdown. Each
+target is printed with what was measured and whether it was met.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, product
+
+from bench import desk_fairness, desk_overload, desk_policies
+from bench.desk_decision import DECISION_US_MAX, decision_us
+from bench.desk_policies import COSTS, OURS, Row, Workload
+
+GOODPUT_OVER_RESERVE = {"conversation": 1.35, "reasoning": 2.5}
+REQUESTS = {"conversation": 1_600, "reasoning": 800}
+SATURATED = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    pool: ProcessPoolExecutor
+    scale: float  # of the number of requests in each run
+
+
+def target(is_met: bool, text: str) -> None:
+    print(f"- {'met' if is_met else 'MISSED'}: {text}", flush=True)
+
+
+def policies(bench: Bench) -> None:
+    for workload in desk_policies.WORKLOADS.values():
+        _compare(bench, workload)
+
+
+def _compare(bench: Bench, workload: Workload) -> None:
+    keys = list(product(workload.kv_tokens, COSTS))
+    found = bench.pool.map(partial(_capacity, workload), keys)
+    capacities = dict(zip(keys, found, strict=True))
+    num_requests = int(bench.scale * REQUESTS[workload.name])
+    rows: list[Row] = []
+    jobs = desk_policies.jobs(workload, num_requests, capacities)
+    print(f"\n## {workload.name}\n\nGood: TTFT ≤ {workload.targets.ttft_s:g} s and TPOT ≤ "
+          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run, the first quarter of "
+          "the time not judged.")  # fmt: skip
+    for key, group in groupby(bench.pool.map(desk_policies.run, jobs), key=_table_of):
+        kv_tokens, cost, load = key
+        capacity = capacities[kv_tokens, cost]
+        print(f"\n{kv_tokens:,} tokens of KV, {cost} recomputation, {load:g} × capacity "
+              f"({capacity:.2f} requests/s)\n\n{desk_policies.HEADER}")  # fmt: skip
+        for row in group:
+            print(row.line(), flush=True)
+            rows.append(row)
+    print()
+    _judge_policies(workload, rows)
+
+
+def _capacity(workload: Workload, key: tuple[int, str]) -> float:
+    return desk_policies.capacity_rps(workload, *key)
+
+
+def _table_of(row: Row) -> tuple[int, str, float]:
+    return row.job.kv_tokens, row.job.cost, row.job.load
+
+
+def _judge_policies(workload: Workload, rows: Iterable[Row]) -> None:
+    """Saturated and KV-bound: 1.5 × capacity, all but the ample KV."""
+    kept = [row for row in rows if row.job.load == SATURATED]
+    for kv_tokens, cost in product(workload.kv_tokens[:-1], COSTS):
+        found = {
+            row.job.policy: row
+            for row in kept
+            if (row.job.kv_tokens, row.job.cost) == (kv_tokens, cost)
+        }
+        _judge_saturated(workload, f"{kv_tokens:,} tokens, {cost}", found, cost)
+
+
+def _judge_saturated(workload: Workload, where: str, found: dict[str, Row], cost: str) -> None:
+    ours, reserve = found[OURS], found["reserve"]
+    others = [row for name, row in found.items() if not name.startswith("forecast")]
+    best = max(others, key=lambda row: row.goodput_rps)
+    wanted = GOODPUT_OVER_RESERVE[workload.name]
+    ratio = ours.goodput_rps / reserve.goodput_rps if reserve.goodput_rps else float("inf")
+    target(ratio >= wanted, f"{where}: goodput {ratio:.2f} × reserve (at least {wanted})")
+    against = ours.goodput_rps / best.goodput_rps
+    least = 0.97 if cost == "cheap" else 1.0
+    target(
+        against >= least,
+        f"{where}: goodput {against:.3f} × the best other, {best.job.policy} (at least {least})",
+    )
+    target(ours.preempted <= 0.015, f"{where}: {ours.preempted:.2%} preempted (at most 1.5 %)")
+    if workload.name == "conversation":
+        target(ours.kv_used >= 0.9, f"{where}: {ours.kv_used:.0%} of KV used (at least 90 %)")
+
+
+def overload(bench: Bench) -> None:
+    setups = desk_overload.SETUPS
+    knees = list(bench.pool.map(desk_overload.knee_rps, setups))
+    print("\n## Overload: the team mix, simulated on the cost of SmolLM2-135M on two cores\n")
+    for setup, knee in zip(setups, knees, strict=True):
+        print(f"- knee of “{setup.name}”: {knee:.2f} requests/s")
+    print(f"\n{desk_overload.HEADER}")
+    for setup, knee in zip(setups, knees, strict=True):
+        run = partial(desk_overload.point, setup, knee=knee)
+        points = list(bench.pool.map(run, desk_overload.FACTORS))
+        for point in points:
+            print(point.line(), flush=True)
+        holds = desk_overload.holds_plateau(points)
+        if setup.desk is not None:
+            print(f"\n{setup.name}: goodput at 2× and 5× is{'' if holds else ' NOT'} at least 0.9 "
+                  "of the knee's\n")  # fmt: skip
+
+
+def fairness(bench: Bench) -> None:
+    flood = bench.pool.submit(desk_fairness.two_tenants)
+    batch = bench.pool.submit(desk_fairness.batch_share)
+    print("\n## Fairness: one tenant floods ten times its share; batch under a flood\n")
+    found = flood.result()
+    target(
+        found.gap_max <= found.bound,
+        f"service of two waiting tenants differs by at most {found.gap_max:.0f} weighted tokens "
+        f"(VTC bound {found.bound:.0f}); TTFT p95 of the quiet one {found.quiet_ttft_p95_s:.1f} s, "
+        f"without a desk {found.quiet_ttft_p95_without_desk_s:.1f} s",
+    )
+    share, floor = batch.result(), desk_fairness.FLOOR
+    target(share >= 0.95 * floor, f"batch gets {share:.1%} of the output (floor {floor:.0%})")
+
+
+def decision(bench: Bench) -> None:
+    print("\n## One grant decision with 256 running\n")
+    found = decision_us()
+    target(found < DECISION_US_MAX, f"{found:.0f} µs (at most {DECISION_US_MAX:.0f})")
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "policies": policies, "overload": overload, "fairness": fairness, "decision": decision,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The desk, simulated: tables in Markdown.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--scale", type=float, default=1.0, help="of the requests in each run")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    asked = parser.parse_args()
+    unknown = set(asked.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
+    with ProcessPoolExecutor(asked.workers) as pool:
+        for name in asked.sections or SECTIONS:
+            SECTIONS[name](Bench(pool, asked.scale))
+
+
+if __name__ == "__main__":
+    main()
