@@ -8,7 +8,7 @@ target is printed with what was measured and whether it was met.
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ SATURATED = 1.5
 class Bench:
     pool: ProcessPoolExecutor
     scale: float  # of the number of requests in each run
+    loads: Sequence[float]  # of capacity
 
 
 def target(is_met: bool, text: str) -> None:
@@ -44,7 +45,7 @@ def _compare(bench: Bench, workload: Workload) -> None:
     capacities = dict(zip(keys, found, strict=True))
     num_requests = int(bench.scale * REQUESTS[workload.name])
     rows: list[Row] = []
-    jobs = desk_policies.jobs(workload, num_requests, capacities)
+    jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads)
     print(f"\n## {workload.name}\n\nGood: TTFT ≤ {workload.targets.ttft_s:g} s and TPOT ≤ "
           f"{workload.targets.tpot_s:g} s. {num_requests} requests a run, the first quarter of "
           "the time not judged.")  # fmt: skip
@@ -69,8 +70,10 @@ def _table_of(row: Row) -> tuple[int, str, float]:
 
 
 def _judge_policies(workload: Workload, rows: Iterable[Row]) -> None:
-    """Saturated and KV-bound: 1.5 × capacity, all but the ample KV."""
+    """Saturated and KV-bound: at 1.5 × capacity, all but the ample KV."""
     kept = [row for row in rows if row.job.load == SATURATED]
+    if not kept:
+        return
     for kv_tokens, cost in product(workload.kv_tokens[:-1], COSTS):
         found = {
             row.job.policy: row
@@ -147,13 +150,14 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the requests in each run")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, SATURATED])
     asked = parser.parse_args()
     unknown = set(asked.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no such section: {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
     with ProcessPoolExecutor(asked.workers) as pool:
         for name in asked.sections or SECTIONS:
-            SECTIONS[name](Bench(pool, asked.scale))
+            SECTIONS[name](Bench(pool, asked.scale, asked.loads))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Recomputation is cheap where prompts are read at 20,000 tokens per second, dear 
 """
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -99,7 +100,7 @@ class Row:
     recomputed_per_request: float
     kv_used: float
     eta_error: float | None  # median |told − true| / true of those told
-    retry_error_s: float | None  # median |told − true|, seconds
+    retry_error_s: float | None  # median |told − time until a newcomer was let in|
 
     def line(self) -> str:
         return (
@@ -115,31 +116,27 @@ HEADER = (
 )
 
 
-class Honesty:
-    """A DeskObserver that keeps what was told and what came true."""
+def eta_error(result: WorldResult) -> float | None:
+    """Median error of the wait that was told on joining the line, relative to the true one."""
+    waits = [
+        (error, record.granted_at_s - record.arrival.at_s)
+        for record in result.records
+        if record.granted_at_s is not None and (error := record.eta_error_s) is not None
+    ]
+    errors = [abs(error) / true_s for error, true_s in waits if true_s > 0.5]
+    return statistics.median(errors) if errors else None
 
-    def __init__(self) -> None:
-        self.waits: list[tuple[float, float]] = []
-        self.retries: list[tuple[float, float]] = []
 
-    def forecast_judged(self, predicted_tokens: float, actual_tokens: int) -> None:
-        """Lengths are not judged here."""
-
-    def wait_judged(self, predicted_s: float, actual_s: float) -> None:
-        self.waits.append((predicted_s, actual_s))
-
-    def retry_judged(self, predicted_s: float, actual_s: float) -> None:
-        self.retries.append((predicted_s, actual_s))
-
-    @property
-    def eta_error(self) -> float | None:
-        errors = [abs(told - true) / true for told, true in self.waits if true > 0.5]
-        return statistics.median(errors) if errors else None
-
-    @property
-    def retry_error_s(self) -> float | None:
-        errors = [abs(told - true) for told, true in self.retries]
-        return statistics.median(errors) if errors else None
+def retry_error_s(result: WorldResult) -> float | None:
+    """Median distance of Retry-After from the first later moment at which somebody was let in."""
+    let_in = [one.arrival.at_s for one in result.records if one.refusal is None]
+    errors = []
+    for record in result.records:
+        if record.retry_after_s is not None:
+            place = bisect_right(let_in, record.arrival.at_s)
+            if place < len(let_in):
+                errors.append(abs(record.retry_after_s - (let_in[place] - record.arrival.at_s)))
+    return statistics.median(errors) if errors else None
 
 
 @cache
@@ -178,19 +175,21 @@ def run(job: Job) -> Row:
     scaling = Scaling(time=natural_rps / (job.load * job.capacity_rps))
     arrivals = list(scaling.apply(chosen))
     world = _world(workload, job.kv_tokens, job.cost, WARM_UP_SHARE * arrivals[-1].at_s)
-    honesty = Honesty()
-    door = desk_door(_desk(workload, job.policy, 256), known, honesty)
+    door = desk_door(_desk(workload, job.policy, 256), known)
     result = World(arrivals, replace(world, scaling=scaling), seed=1, door=door).run()
-    return _row(job, result, honesty)
+    return _row(job, result)
 
 
 def jobs(
-    workload: Workload, num_requests: int, capacities: dict[tuple[int, str], float]
+    workload: Workload,
+    num_requests: int,
+    capacities: dict[tuple[int, str], float],
+    loads: Sequence[float],
 ) -> Iterator[Job]:
-    """Every policy at every load, with cheap recomputation; with dear, when saturated."""
+    """Every policy at every load, with cheap recomputation; with dear, at the highest."""
     for kv_tokens in workload.kv_tokens:
-        for cost, loads in (("cheap", (0.8, 1.0, 1.5)), ("dear", (1.5,))):
-            for load in loads:
+        for cost, these in (("cheap", loads), ("dear", (max(loads),))):
+            for load in these:
                 for policy in POLICIES:
                     yield Job(
                         workload.name, policy, kv_tokens, load, cost, num_requests,
@@ -229,7 +228,7 @@ def _desk(
     return replace(base, **POLICIES[policy])  # type: ignore[arg-type]
 
 
-def _row(job: Job, result: WorldResult, honesty: Honesty) -> Row:
+def _row(job: Job, result: WorldResult) -> Row:
     num_ran = sum(record.queued_s is not None for record in result.records)
     return Row(
         job=job,
@@ -238,8 +237,8 @@ def _row(job: Job, result: WorldResult, honesty: Honesty) -> Row:
         preempted=result.preempted_share,
         recomputed_per_request=result.recomputed_tokens / max(num_ran, 1),
         kv_used=result.kv_used_mean,
-        eta_error=honesty.eta_error,
-        retry_error_s=honesty.retry_error_s,
+        eta_error=eta_error(result),
+        retry_error_s=retry_error_s(result),
     )
 
 
