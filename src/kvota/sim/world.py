@@ -117,8 +117,9 @@ class World:
         self._do_due()
         events = self._node.take()
         self._take(events, self._clock.now())
-        self._carry_out(self._door.tick(self._clock.now()), self._clock.now())
-        if has_computed or events:
+        moves = self._door.tick(self._clock.now())
+        self._carry_out(moves, self._clock.now())
+        if has_computed or events or moves.granted:
             self._num_idle = 0
         else:
             self._wait()
