@@ -14,9 +14,18 @@ def record(at_s: float, **fields: object) -> RequestRecord:
 
 def result(*records: RequestRecord) -> WorldResult:
     return WorldResult(
-        records=records, scaling=Scaling(), seed=1, span_s=1.0, ended_s=1.0, num_steps=0, busy_s=0.0,
-        kv_used_mean=0.0, recomputed_tokens=0, num_checks=0, num_faults=0,
-    )  # fmt: skip
+        records=records,
+        scaling=Scaling(),
+        seed=1,
+        span_s=1.0,
+        ended_s=1.0,
+        num_steps=0,
+        busy_s=0.0,
+        kv_used_mean=0.0,
+        recomputed_tokens=0,
+        num_checks=0,
+        num_faults=0,
+    )
 
 
 def test_the_eta_error_is_relative_to_the_true_wait() -> None:
