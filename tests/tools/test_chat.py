@@ -3,7 +3,8 @@ import json
 import httpx
 import pytest
 
-from kvota.tools.chat import Conversation, ServerUnusable, converse
+from kvota.tools.chat import Conversation, converse
+from kvota.tools.server import ServerUnusable
 
 
 def sse(*pieces: str, error: str | None = None) -> bytes:

@@ -10,15 +10,17 @@ from typing import Any
 
 import httpx
 
-from kvota.core.errors import KvotaError
+from kvota.tools.server import (
+    ServerUnusable,
+    authorization,
+    connection_text,
+    error_text,
+    root_of,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 120.0
 HELP = "Commands: /clear forgets the conversation, /quit (or Ctrl-D) ends it."
-
-
-class ServerUnusable(KvotaError):
-    """The server could not be reached, or answered with an error. The message says which."""
 
 
 class Conversation:
@@ -74,18 +76,17 @@ class Conversation:
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
-                    raise ServerUnusable(_error_text(response))
+                    raise ServerUnusable(error_text(response))
                 yield from _deltas(response.iter_lines())
         except httpx.HTTPError as error:
-            raise ServerUnusable(_connection_text(self._client, error)) from error
+            raise ServerUnusable(connection_text(self._client.base_url, error)) from error
 
 
 def connect(url: str, api_key: str | None = None) -> httpx.Client:
     """A client for the server at `url` (with or without a trailing /v1)."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.Client(
-        base_url=url.rstrip("/").removesuffix("/v1"),
-        headers=headers,
+        base_url=root_of(url),
+        headers=authorization(api_key),
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
     )
 
@@ -146,24 +147,7 @@ def _first_model(client: httpx.Client) -> str:
     try:
         response = client.get("/v1/models")
     except httpx.HTTPError as error:
-        raise ServerUnusable(_connection_text(client, error)) from error
+        raise ServerUnusable(connection_text(client.base_url, error)) from error
     if response.status_code != httpx.codes.OK:
-        raise ServerUnusable(_error_text(response))
+        raise ServerUnusable(error_text(response))
     return str(response.json()["data"][0]["id"])
-
-
-def _error_text(response: httpx.Response) -> str:
-    try:
-        text = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        text = response.text[:200]
-    wait = response.headers.get("Retry-After")
-    again = f" Try again in {wait} s." if wait else ""
-    return f"The server answered {response.status_code}: {text}{again}"
-
-
-def _connection_text(client: httpx.Client, error: httpx.HTTPError) -> str:
-    return (
-        f"Cannot talk to {client.base_url}: {error}. Is the server running there? "
-        "Start one with `kvota serve`, or name another with --url."
-    )
