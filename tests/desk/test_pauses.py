@@ -203,3 +203,17 @@ def test_under_a_flood_of_short_tickets_a_long_one_is_paused_at_most_so_often_an
     assert tally.repeated_pauses <= 1
     world.drain()
     assert set(world.endings.values()) == {1}
+
+
+def test_the_room_of_a_paused_lease_is_lent_once() -> None:
+    desk = pausing_desk(max_waiting_queue=20, queue_timeout_s=100.0)
+    hold(desk, "long", 100)
+    for number in range(12):
+        wait(desk, f"early {number}", prompt_tokens=15)
+    pauses(desk, 2.0)
+    begun = [lease.id for lease in desk.paused("long", 2.1)]
+    assert begun == [f"early {number}" for number in range(4)]
+    resumed: list[str] = []
+    for name in begun:
+        resumed += [lease.id for lease in desk.release(name, Outcome.COMPLETED, 3.0)]
+    assert resumed == ["long"], "the other early ones do not take over the loan"

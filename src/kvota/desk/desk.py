@@ -209,6 +209,15 @@ class Desk:
         eta_s = self._outlook.corrected(self._outlook.guess_s(entry, now))
         return Queued(self._line.num_before(entry), eta_s)
 
+    @property
+    def settings(self) -> DeskSettings:
+        return self._settings
+
+    def lane(self, ticket_id: str) -> Lane | None:
+        """None for every ticket that is not here (any more)."""
+        entry = self._entries.get(ticket_id)
+        return None if entry is None else entry.lane
+
     def stage(self, ticket_id: str) -> Stage:
         """CLOSED for every ticket that is not here (any more)."""
         entry = self._entries.get(ticket_id)

@@ -116,22 +116,21 @@ class Entry:
         self.stage = new
 
 
-def lane_of(ticket: Ticket, settings: DeskSettings) -> Lane:
+def lane_of(prompt_tokens: int, settings: DeskSettings) -> Lane:
     """By the prompt alone, cached or not.
 
     The prompt is known exactly and has its KV from the first step to the last. max_tokens is only
     what a client would allow: most leave it at some large default, which would put every chat in
     the long lane; the ledger prices outputs anyway.
     """
-    is_long = ticket.prompt_tokens > settings.long_request_threshold
-    return Lane.LONG if is_long else Lane.SHORT
+    return Lane.LONG if prompt_tokens > settings.long_request_threshold else Lane.SHORT
 
 
 def new_entry(
     ticket: Ticket, arrival: int, settings: DeskSettings, forecast: Forecast, ledger: Ledger
 ) -> Entry:
     """The ticket, priced: its lane, its group of the forecast, its claim and its deadlines."""
-    lane = lane_of(ticket, settings)
+    lane = lane_of(ticket.prompt_tokens, settings)
     group = forecast.group(ticket.model, ticket.tenant, lane)
     is_long = lane is Lane.LONG
     return Entry(
