@@ -97,3 +97,17 @@ def test_chat_without_a_server_says_how_to_start_one(
     assert code == cli.EXIT_STARTUP_FAILED
     assert "kvota serve" in err
     assert "cannot start" not in err
+
+
+def test_top_without_a_terminal_says_where_programs_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(["top"], monkeypatch, capsys)
+    assert code == cli.EXIT_STARTUP_FAILED
+    assert "GET /admin/requests" in err
+    assert "cannot start" not in err
+
+
+def test_no_command_but_top_brings_in_textual() -> None:
+    code = "import sys, kvota.cli; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -415,7 +415,7 @@ async def test_the_clients_request_id_is_echoed_and_ours_stay_unique() -> None:
     ids = [request.id for request in node.runner.requests]
     assert len(set(ids)) == 2
     assert [record.request_id for record in node.records] == ["same", "same"]
-    assert node.runner.requests[0].labels == {"request_id": "same"}
+    assert node.runner.requests[0].labels == {"client_id": "same"}
 
 
 async def test_two_live_requests_with_one_id_both_get_their_own_answer() -> None:

@@ -229,7 +229,7 @@ def view_of(stream: ScriptedStream) -> RequestView:
     request, place = stream.request, stream.place
     return RequestView(
         id=request.id,
-        client_id=request.labels["request_id"],
+        client_id=request.labels["client_id"],
         tenant="team-a",
         model=MODEL,
         lane="short",

@@ -151,7 +151,7 @@ class Intake:
             queue_deadline_s=arrival.queue_deadline_s,
             deadline_s=arrival.deadline_s,
             new_constraint=new_constraint,
-            labels={"request_id": arrival.client_id},
+            labels={"client_id": arrival.client_id},
         )
 
     async def _constraint(
