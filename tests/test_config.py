@@ -45,6 +45,9 @@ def test_the_environment_can_hold_a_list() -> None:
         ("[engine]\nkv_memory = 'much'", 'kv_memory is "much"'),
         ("[engine]\nmax_num_batched_tokens = 64", "must be more than max_running_requests (64)"),
         ("[model]\nweights = 'int3'", "weights"),
+        ("[desk]\nlong_kv_share = 2", "long_kv_share"),
+        ("[desk]\nadmission = 'guess'", "admission"),
+
         ("[model]\nthreads = 0", "threads is 0"),
         ("[server]\nport = 70000", "port is 70000"),
         ("[server]\nheartbeat_s = nan", "heartbeat_s is nan"),

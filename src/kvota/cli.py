@@ -17,9 +17,11 @@ from rich.table import Table
 from kvota import __version__
 from kvota.config import Config, load
 from kvota.core.errors import KvotaError
+from kvota.desk.settings import Admission
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
 from kvota.node.memory import size
-from kvota.tools.chat import Conversation, ServerUnusable, connect, converse
+from kvota.tools.chat import Conversation, connect, converse
+from kvota.tools.server import ServerUnusable
 
 app = typer.Typer(
     add_completion=False,
@@ -110,6 +112,21 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="Cores to compute on.")] = None,
     request_timeout_s: Annotated[float | None, typer.Option(help="Longest whole answer.")] = None,
     queue_timeout_s: Annotated[float | None, typer.Option(help="Longest wait in line.")] = None,
+    admission: Annotated[
+        Admission | None, typer.Option(help="How a request's KV is priced at arrival.")
+    ] = None,
+    risk: Annotated[
+        float | None, typer.Option(help="Caution of the forecast, in standard deviations.")
+    ] = None,
+    long_request_threshold: Annotated[
+        int | None, typer.Option(help="Prompts with more tokens wait in the long lane.")
+    ] = None,
+    long_request_concurrency: Annotated[
+        int | None, typer.Option(help="Requests of the long lane at once.")
+    ] = None,
+    first_token_timeout_s: Annotated[
+        float | None, typer.Option(help="Longest wait for the first token.")
+    ] = None,
     heartbeat_s: Annotated[float | None, typer.Option(help="Comment after silence.")] = None,
     drain_timeout_s: Annotated[
         float | None, typer.Option(help="How long running requests may finish after SIGTERM.")
@@ -133,6 +150,9 @@ def serve(
         "max_running_requests": max_running_requests, "long_prefill_share": long_prefill_share,
         "host": host, "port": port, "max_waiting_queue": max_waiting_queue,
         "request_timeout_s": request_timeout_s, "queue_timeout_s": queue_timeout_s,
+        "admission": admission, "risk": risk, "first_token_timeout_s": first_token_timeout_s,
+        "long_request_threshold": long_request_threshold,
+        "long_request_concurrency": long_request_concurrency,
         "heartbeat_s": heartbeat_s, "drain_timeout_s": drain_timeout_s,
         "stuck_after_s": stuck_after_s, "max_body_bytes": max_body_bytes,
         "cors_origins": cors_origin or None,
@@ -140,9 +160,8 @@ def serve(
     # Imported here: it brings in OpenVINO, which no other command needs.
     from kvota.node.serve import run
 
-    sys.exit(
-        run(settings.model, settings.engine, settings.server, _cache_dir(settings.model.cache_dir))
-    )
+    cache = _cache_dir(settings.model.cache_dir)
+    sys.exit(run(settings.model, settings.engine, settings.desk, settings.server, cache))
 
 
 @app.command()
@@ -166,6 +185,27 @@ def chat(
         for piece in conversation.say(message):
             _show(piece)
         _show("\n")
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(envvar="KVOTA_URL")] = "http://127.0.0.1:8000",
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="KVOTA_API_KEY", help="An operator's key.")
+    ] = None,
+) -> None:
+    """Watch a running server: KV memory, the line, every request. d cancels one, q quits."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ServerUnusable(
+            "kvota top needs a terminal. For programs there are GET /admin/requests and /metrics."
+        )
+    # Imported here: Textual takes a while, and no other command draws a screen.
+    from kvota.tools.top.run import run
+
+    run(url, api_key, interval_s=interval)
 
 
 @models.callback(invoke_without_command=True)

@@ -16,7 +16,13 @@ import msgspec
 
 from kvota.core.errors import ConfigError
 from kvota.node.memory import parse_size
-from kvota.node.options import EngineSettings, ModelSettings, ServerSettings
+from kvota.node.options import (
+    DeskOptions,
+    EngineSettings,
+    ModelSettings,
+    ServerSettings,
+    desk_settings,
+)
 
 ENVIRONMENT_PREFIX = "KVOTA_"
 # Read by other parts of kvota, not settings of a server.
@@ -26,12 +32,14 @@ OTHER_VARIABLES = frozenset({"KVOTA_CONFIG", "KVOTA_URL", "KVOTA_API_KEY"})
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    desk: DeskOptions = DeskOptions()
     server: ServerSettings = ServerSettings()
 
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "model": ModelSettings,
     "engine": EngineSettings,
+    "desk": DeskOptions,
     "server": ServerSettings,
 }
 _SECTION_OF = {
@@ -103,14 +111,14 @@ def _nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def _check(config: Config) -> None:
-    model, engine, server = config.model, config.engine, config.server
+    model, engine, desk, server = config.model, config.engine, config.desk, config.server
     positive = {
         "threads": model.threads,
         "max_model_len": model.max_model_len,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_running_requests": engine.max_running_requests,
-        "request_timeout_s": server.request_timeout_s,
-        "queue_timeout_s": server.queue_timeout_s,
+        "request_timeout_s": desk.request_timeout_s,
+        "queue_timeout_s": desk.queue_timeout_s,
         "heartbeat_s": server.heartbeat_s,
         "stuck_after_s": server.stuck_after_s,
         "max_body_bytes": server.max_body_bytes,
@@ -126,8 +134,9 @@ def _check(config: Config) -> None:
             raise ConfigError(f"{name} is {share}; it must be more than 0 and at most 1.")
     if not 0 <= server.port <= 65535:
         raise ConfigError(f"port is {server.port}; it must be 0 (any free one) to 65535.")
-    if server.max_waiting_queue < 0 or server.drain_timeout_s < 0:
-        raise ConfigError("max_waiting_queue and drain_timeout_s must not be negative.")
+    if server.drain_timeout_s < 0:
+        raise ConfigError("drain_timeout_s must not be negative.")
+    desk_settings(desk, engine.max_running_requests)
     if engine.max_num_batched_tokens <= engine.max_running_requests:
         raise ConfigError(
             f"max_num_batched_tokens ({engine.max_num_batched_tokens}) must be more than "

@@ -71,7 +71,12 @@ def test_a_second_signal_ends_the_process_at_once(mortal: ServeProcess) -> None:
             stream.rest()
 
 
-@pytest.mark.parametrize("mortal", [("--max-running-requests", "1")], indirect=True)
+# Without the long limits the desk would refuse at the door who cannot begin in time.
+@pytest.mark.parametrize(
+    "mortal",
+    [("--max-running-requests", "1", "--queue-timeout-s", "900", "--request-timeout-s", "900")],
+    indirect=True,
+)
 def test_requests_in_line_are_told_that_the_server_goes(mortal: ServeProcess) -> None:
     """E03: queued requests get 503, not silence"""
     with (

@@ -113,7 +113,8 @@ def test_preempted_requests_say_what_they_say_undisturbed(
 
 
 def _little_memory() -> tuple[str, ...]:
-    return ("--kv-memory", "128KiB", "--max-model-len", "256")
+    # The forecast would admit no more than what fits.
+    return ("--kv-memory", "128KiB", "--max-model-len", "256", "--admission", "optimistic")
 
 
 def test_memory_stays_under_weights_kv_and_a_reserve(process: ServeProcess) -> None:

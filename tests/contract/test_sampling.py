@@ -197,7 +197,7 @@ def test_a_preempted_request_loses_and_repeats_nothing(fields: dict[str, Any]) -
     """D03: seven blocks, and two requests that need five each"""
     prompts = [[70 + i] * 18 for i in range(2)]
     how = {"temperature": 0, **fields, "max_tokens": 20}
-    with live_node(Stage(num_blocks=7, block_size=8)) as node:
+    with live_node(Stage(num_blocks=7, block_size=8), admission="optimistic") as node:
         alone = [node.complete(given, **how) for given in prompts]
         with ThreadPoolExecutor() as pool, node.stage.held() as gate:
             sent = [pool.submit(node.complete, given, **how) for given in prompts]

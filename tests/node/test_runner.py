@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,10 +10,14 @@ from kvota.core.clock import ManualClock
 from kvota.core.errors import InvalidRequest, Outcome, Refused
 from kvota.core.plan import Executor, StepPlan, StepResult
 from kvota.core.request import Delta, Ended, Event, Request, SamplingParams
+from kvota.desk.desk import Desk
+from kvota.desk.forecast import Forecast
+from kvota.desk.settings import DeskSettings
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.kv.cache import KVCache
-from kvota.node.ports import RequestStream, RunnerState
+from kvota.node.ports import Phase, RequestStream, RunnerState
+from kvota.node.pricing import ticket_of
 from kvota.node.runner import EngineRunner
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
@@ -35,21 +39,29 @@ class GatedExecutor(HashingExecutor):
 
 
 class Node:
-    def __init__(self, executor: Executor, capacity: int) -> None:
+    def __init__(self, executor: Executor, **desk: Any) -> None:
         self.clock = ManualClock(10.0)
         self.crashes: list[BaseException] = []
         mailbox = Mailbox()
+        cache = KVCache(256, 4)
+        self.desk = Desk(
+            256 * 4,
+            DeskSettings(max_running_requests=8, **desk),
+            Forecast(),
+            block_size=4,
+        )
         self.runner = EngineRunner(
             self.clock,
             mailbox,
+            self.desk,
+            lambda request: ticket_of(request, cache),
             num_running_max=8,
-            capacity=capacity,
             stuck_after_s=5.0,
             report_crash=self.crashes.append,
         )
         self.engine = Engine(
             executor,
-            Scheduler(KVCache(256, 4), SchedulerLimits(max_running_requests=8)),
+            Scheduler(cache, SchedulerLimits(max_running_requests=8)),
             vocabulary=HASHING_VOCABULARY,
             clock=self.clock,
             mailbox=mailbox,
@@ -57,15 +69,17 @@ class Node:
             observer=NullObserver(),
         )
 
-    def submit(self, name: str, **fields: Any) -> tuple[Request, RequestStream]:
+    def submit(
+        self, name: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any
+    ) -> tuple[Request, RequestStream]:
         fields = {"max_tokens": 5, "sampling": SamplingParams(seed=3), **fields}
-        request = Request(id=name, prompt=[1, 2, 3], arrived_s=self.clock.now(), **fields)
+        request = Request(id=name, prompt=list(prompt), arrived_s=self.clock.now(), **fields)
         return request, self.runner.submit(request)
 
 
 @asynccontextmanager
-async def running(executor: Executor, *, capacity: int = 100) -> AsyncIterator[Node]:
-    node = Node(executor, capacity)
+async def running(executor: Executor, **desk: Any) -> AsyncIterator[Node]:
+    node = Node(executor, **desk)
     node.runner.start(node.engine)
     try:
         yield node
@@ -127,14 +141,16 @@ async def test_a_cancelled_request_ends_and_frees_its_place() -> None:
 async def test_beyond_its_capacity_it_refuses_with_a_computed_wait() -> None:
     executor = GatedExecutor()
     executor.gate.clear()
-    async with running(executor, capacity=3) as node:
-        _, first = node.submit("a", n=3)
+    async with running(executor, max_waiting_queue=1) as node:
+        _, first = node.submit("a", n=8)
+        _, waiting = node.submit("waits")
         with pytest.raises(Refused) as caught:
             node.submit("b")
         assert caught.value.reason == "queue_full"
         assert 1 <= caught.value.retry_after_s <= 120
         executor.gate.set()
         await read(first)
+        await read(waiting)
         _, second = node.submit("c")
         assert ended(await read(second)).outcome is Outcome.COMPLETED
 
@@ -144,6 +160,84 @@ async def test_more_choices_than_can_ever_run_are_the_clients_mistake() -> None:
         with pytest.raises(InvalidRequest, match="at most 8 choices"):
             node.submit("a", n=9)
         assert node.runner.num_open == 0
+
+
+async def test_a_queued_request_knows_its_place_and_runs_when_room_is_made() -> None:
+    executor = GatedExecutor()
+    executor.gate.clear()
+    async with running(executor) as node:
+        _, first = node.submit("a", n=8)
+        _, second = node.submit("b")
+        _, third = node.submit("c")
+        assert first.waits() is None
+        place = third.waits()
+        assert place is not None
+        assert place.position == 2
+        assert place.why == "all 8 places are taken"
+        executor.gate.set()
+        answers = [await read(stream) for stream in (first, second, third)]
+        assert {ended(events).outcome for events in answers} == {Outcome.COMPLETED}
+        node.desk.check()
+        assert node.desk.snapshot().held_tokens == 0
+
+
+async def test_a_request_that_leaves_the_line_never_reaches_the_engine() -> None:
+    executor = GatedExecutor()
+    executor.gate.clear()
+    async with running(executor, max_waiting_queue=1) as node:
+        _, first = node.submit("a", n=8)
+        _, second = node.submit("b")
+        second.cancel()
+        assert ended(await read(second)).outcome is Outcome.CLIENT_CLOSED
+        _, third = node.submit("c")
+        executor.gate.set()
+        assert ended(await read(first)).outcome is Outcome.COMPLETED
+        assert ended(await read(third)).outcome is Outcome.COMPLETED
+        assert executor.num_tokens == (3 + 8 * 4) + (3 - 0 + 4)
+
+
+async def test_a_request_that_waits_too_long_is_refused_and_never_runs() -> None:
+    executor = GatedExecutor()
+    executor.gate.clear()
+    async with running(executor) as node:
+        _, first = node.submit("a", n=8, max_tokens=50)
+        _, second = node.submit("b", queue_deadline_s=node.clock.now() + 1)
+        node.clock.advance(1.5)
+        events = await read(second)
+        assert ended(events).outcome is Outcome.QUEUE_TIMEOUT
+        error = ended(events).error
+        assert isinstance(error, Refused)
+        assert error.reason == "queue_timeout"
+        assert error.retry_after_s >= 1
+        executor.gate.set()
+        assert ended(await read(first)).outcome is Outcome.COMPLETED
+
+
+async def test_the_view_tells_the_phase_of_everybody() -> None:
+    async with running(GatedExecutor()) as node:
+        _, first = node.submit("a", n=8, max_tokens=60)
+        _, second = node.submit("b", prompt=[9, 8, 7])
+        views = {view.id: view for view in await node.runner.views()}
+        assert views["b"].phase is Phase.QUEUED
+        assert (views["b"].position, views["b"].kv_blocks) == (1, 0)
+        assert views["a"].phase in (Phase.PREFILL, Phase.DECODE)
+        assert views["a"].num_choices == 8
+        await read(first)
+        await read(second)
+        assert await node.runner.views() == []
+
+
+async def test_draining_ends_who_waits_at_the_desk() -> None:
+    executor = GatedExecutor()
+    executor.gate.clear()
+    async with running(executor) as node:
+        _, first = node.submit("a", n=8)
+        _, second = node.submit("b")
+        await until(lambda: node.engine.has_work())
+        node.runner.drain()
+        assert ended(await read(second)).outcome is Outcome.REFUSED
+        executor.gate.set()
+        assert ended(await read(first)).outcome in (Outcome.COMPLETED, Outcome.REFUSED)
 
 
 async def test_draining_lets_running_requests_finish_and_refuses_new_ones() -> None:

@@ -23,7 +23,7 @@ from kvota.model.template import ChatTemplate
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
 from kvota.model.tool_format import ToolFormat
-from kvota.node.options import EngineSettings, ServerSettings
+from kvota.node.options import DeskOptions, EngineSettings, ServerSettings
 from kvota.node.serve import Node, build_node
 from kvota.node.served import ServedModel
 from kvota.node.server import bind, http_server
@@ -184,6 +184,7 @@ class LiveNode(Client):
             self.stage,
             vocabulary,
             _chosen(EngineSettings, self._settings),
+            _chosen(DeskOptions, self._settings),
             _chosen(ServerSettings, self._settings),
             clock=self._clock,
             log=new_log(self._log),
@@ -215,6 +216,7 @@ def until(met: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) ->
 
 def _chosen(kind: type[Any], settings: dict[str, Any]) -> Any:
     names = set(kind.__struct_fields__)
-    unknown = set(settings) - {*EngineSettings.__struct_fields__, *ServerSettings.__struct_fields__}
+    structs = (EngineSettings, DeskOptions, ServerSettings)
+    unknown = set(settings) - {name for struct in structs for name in struct.__struct_fields__}
     assert not unknown, unknown
     return kind(**{name: value for name, value in settings.items() if name in names})

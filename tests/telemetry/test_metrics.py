@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvota.core.errors import Outcome
-from kvota.telemetry.metrics import EngineGauges, Metrics
+from kvota.telemetry.metrics import DeskGauges, EngineGauges, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,15 @@ GAUGES = EngineGauges(
     num_blocks_used=5,
     block_size=32,
     num_running=4,
+    num_waiting=1,
+)
+
+
+DESK = DeskGauges(
+    running={"short": 4, "long": 1},
+    waiting={("short", "interactive"): 6, ("long", "batch"): 0},
     num_waiting=6,
+    num_blocks_held_after_end=0,
 )
 
 
@@ -42,7 +50,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def page(*requests: Finished) -> dict[str, float]:
-    metrics = Metrics(model="tiny", lane="short", gauges=lambda: GAUGES)
+    metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)
     for request in requests:
         metrics.observe_request(request)
     return samples(metrics)
@@ -56,13 +64,14 @@ def test_gauges_are_what_the_engine_says_at_the_scrape() -> None:
     assert found['kvota_kv_blocks{state="used"}'] == 5
     assert found["kvota_kv_blocks_held_after_abort"] == 0
     assert found['kvota_requests_running{lane="short"}'] == 4
+    assert found['kvota_requests_running{lane="long"}'] == 1
     assert found['kvota_requests_waiting{band="interactive",lane="short"}'] == 6
 
 
 def test_other_schedulers_find_the_names_they_know() -> None:
     found = page()
     assert found['vllm:num_requests_running{model_name="tiny"}'] == 4
-    assert found['vllm:num_requests_waiting{model_name="tiny"}'] == 6
+    assert found['vllm:num_requests_waiting{model_name="tiny"}'] == 7
     assert found['vllm:kv_cache_usage_perc{model_name="tiny"}'] == 0.5
     assert found['vllm:cache_config_info{block_size="32",num_gpu_blocks="10"}'] == 1
 
@@ -105,7 +114,7 @@ def test_only_requests_with_a_first_token_have_a_time_to_it() -> None:
 
 
 def test_steps_are_observed_with_the_engines_own_share_apart() -> None:
-    metrics = Metrics(model="tiny", lane="short", gauges=EngineGauges)
+    metrics = Metrics(model="tiny", gauges=EngineGauges, desk=lambda: DESK)
     metrics.observe_step(
         executor_s=0.2,
         overhead_s=0.001,
@@ -121,3 +130,14 @@ def test_steps_are_observed_with_the_engines_own_share_apart() -> None:
     assert found["kvota_prefill_tokens_total"] == 64
     assert found["kvota_generated_tokens_total"] == 7
     assert found["kvota_preemptions_total"] == 1
+
+
+def test_predictions_are_judged_by_how_far_off_they_were() -> None:
+    metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)
+    metrics.forecast_judged(100.0, 130)
+    metrics.wait_judged(5.0, 3.0)
+    metrics.retry_judged(2.0, 10.0)
+    found = samples(metrics)
+    assert found["kvota_forecast_error_tokens_sum"] == 30
+    assert found["kvota_eta_error_seconds_sum"] == 2
+    assert found["kvota_retry_after_error_seconds_sum"] == 8

@@ -146,9 +146,9 @@ class Engine:
         match letter:
             case Submit(request):
                 self._submit(request)
-            case Cancel(request_id):
-                gone = ClientClosed("The client closed the connection.")
-                self._end(request_id, Outcome.CLIENT_CLOSED, gone)
+            case Cancel(request_id, outcome, error):
+                gone = error or ClientClosed("The client closed the connection.")
+                self._end(request_id, outcome, gone)
             case Pause(request_id):
                 if self._scheduler.pause(request_id):
                     self._events.append((request_id, Paused()))

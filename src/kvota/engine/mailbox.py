@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from kvota.core.errors import KvotaError, Outcome
 from kvota.core.request import Request
 
 
@@ -36,9 +37,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody wants this request any more. Unknown or ended ids are ignored."""
+    """End this request. Unknown or ended ids are ignored. By default, nobody wants it any more."""
 
     request_id: str
+    outcome: Outcome = Outcome.CLIENT_CLOSED
+    error: KvotaError | None = None
 
 
 @dataclass(frozen=True, slots=True)

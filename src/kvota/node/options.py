@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from kvota.desk.settings import Admission, DeskSettings
+
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model]`: what is served, and how it is held in memory."""
@@ -32,16 +34,40 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefix_cache: bool = True
 
 
+class DeskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[desk]`: who may run, who waits, who is told to come back. Limits count choices."""
+
+    admission: Literal["forecast", "reserve", "optimistic", "quantile", "running_length"] = (
+        "forecast"
+    )
+    risk: float = 2.0  # z of the forecast: 2 over-commits about once in forty, 3 almost never
+    max_waiting_queue: int = 256  # choices waiting before 503 queue_full
+    queue_timeout_s: float = 30.0
+    request_timeout_s: float = 120.0
+    first_token_timeout_s: float | None = None
+    long_request_threshold: int = 4000  # prompt tokens; longer ones wait in a lane of their own
+    long_request_concurrency: int = 2
+    long_kv_share: float = 0.5
+    batch_floor: float = 0.1
+    preempt_after_s: float = 2.0  # the short lane waits so long: pause a long or batch request
+    preempt_min_run_s: float = 2.0
+    preemptions_max: int = 2  # of one request
+    tenant_weights: dict[str, float] = {}
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[server]`: the HTTP side. Times are seconds, sizes bytes."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     cors_origins: tuple[str, ...] = ()
-    max_waiting_queue: int = 256  # choices waiting before 503 queue_full
-    queue_timeout_s: float = 30.0
-    request_timeout_s: float = 120.0
     heartbeat_s: float = 10.0
     drain_timeout_s: float = 30.0
     stuck_after_s: float = 30.0  # no step for so long with work waiting: /ready says 503
     max_body_bytes: int = 8 * 2**20
+
+
+def desk_settings(options: DeskOptions, max_running_requests: int) -> DeskSettings:
+    """What the desk itself checks and uses. Raises ConfigError naming the setting."""
+    values = msgspec.structs.asdict(options) | {"admission": Admission(options.admission)}
+    return DeskSettings(max_running_requests=max_running_requests, **values)

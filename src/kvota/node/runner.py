@@ -1,67 +1,94 @@
-"""The border between the event loop and the engine's thread.
+"""From an HTTP request to the engine and back, past the desk.
 
-    event loop                              engine thread
-    submit ── Submit ──▶ mailbox ─────────▶ step(): drain, expire, plan, execute, apply
-    RequestStream ◀── call_soon_threadsafe ◀── publish(all events of the step)
+    submit ─▶ desk ─┬─ Granted ─▶ engine ─▶ events ─▶ stream
+                    ├─ Queued ──▶ (a release, or time, grants it) ─▶ engine …
+                    └─ Refused    raised, with the time to come back
 
-The engine belongs to its thread; everything else here belongs to the event loop. A hand-over is
-one call per step, however many requests it feeds. If the engine dies of a bug, every open stream
-ends with an error and `wait_ended` tells the process to exit with a failure.
+Everything here runs on the event loop. The desk decides, the engine computes, and this is where
+the decisions of one become letters to the other:
+
+    granted          Submit, or Resume for a request that was paused
+    overdue          Cancel, with the outcome that its deadline means
+    pause            Pause; the engine's Paused event is the desk's `paused`
+    the engine's end release, which may grant others
+
+A request ends exactly once: in line, here; in the engine, by its `Ended`. If the engine dies of a
+bug, every open stream ends with an error and `wait_ended` tells the process to exit with a failure.
 """
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from kvota.core.clock import Clock
-from kvota.core.errors import BackendFailed, InvalidRequest, Outcome, Refusal, Refused
-from kvota.core.request import Ended, Event, Request
-from kvota.engine.mailbox import Cancel, Drain, Mailbox, Shutdown, Submit
-from kvota.node.ports import RequestStream, RunnerState
+from kvota.core.errors import (
+    BackendFailed,
+    ClientClosed,
+    InvalidRequest,
+    KvotaError,
+    Outcome,
+    Refusal,
+    Refused,
+    RequestTimeout,
+)
+from kvota.core.request import Delta, Ended, EngineEvent, Event, Paused, Request
+from kvota.desk.desk import Desk
+from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Ticked, Ticket
+from kvota.desk.ticket import Refused as DeskRefused
+from kvota.engine.mailbox import (
+    Cancel,
+    Drain,
+    Look,
+    Mailbox,
+    Pause,
+    RequestState,
+    Resume,
+    Shutdown,
+    Submit,
+)
+from kvota.node.engine_thread import EngineThread, Events, Steppable
+from kvota.node.ports import RequestStream, RequestView, RunnerState, Waiting
+from kvota.node.where import view_of, why_waiting
 
-RETRY_AFTER_MIN_S = 1.0
-RETRY_AFTER_MAX_S = 120.0
-_IDLE_WAIT_S = 0.5
-_BLOCKED_WAIT_S = 0.005
+TICK_S = 0.05
+LOOK_TIMEOUT_S = 2.0
+RETRY_AFTER_S = 5.0
 
-
-class Steppable(Protocol):
-    """The engine as its thread sees it."""
-
-    def step(self) -> bool:
-        """One turn of the loop. False when there was nothing to compute."""
-
-    def has_work(self) -> bool: ...
+Price = Callable[[Request], Ticket]
 
 
 class EngineRunner:
-    """Runs one engine on a thread of its own and streams events to the event loop.
+    """Implements `ports.Runner` for one engine and the desk in front of it.
 
-    `capacity` is how many choices may be open at once, running and waiting together; the request
-    that would exceed it is refused at the door.
+    `price` makes the ticket of a request. `num_running_max` is the desk's limit of choices.
     """
 
     def __init__(
-        self, clock: Clock, mailbox: Mailbox, *, num_running_max: int, capacity: int,
-        stuck_after_s: float, report_crash: Callable[[BaseException], None],
-    ) -> None:  # fmt: skip
+        self,
+        clock: Clock,
+        mailbox: Mailbox,
+        desk: Desk,
+        price: Price,
+        *,
+        num_running_max: int,
+        stuck_after_s: float,
+        report_crash: Callable[[BaseException], None],
+        model: str = "",
+    ) -> None:
         self._clock = clock
-        self._mailbox = mailbox
+        self._desk = desk
+        self._price = price
         self._num_running_max = num_running_max
-        self._capacity = capacity
         self._stuck_after_s = stuck_after_s
         self._report_crash = report_crash
+        self._model = model
+        self._engine = EngineThread(clock, mailbox, deliver=self._deliver, on_death=self._die)
         self._state = RunnerState.STARTING
         self._streams: dict[str, _Stream] = {}
-        self._num_open = 0
-        self._mean_total_s = 1.0
-        self._progress_s = clock.now()
-        self._stopping = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._drained = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._died = asyncio.Event()
+
+    # --- life ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> RunnerState:
@@ -70,27 +97,64 @@ class EngineRunner:
     @property
     def has_crashed(self) -> bool:
         """True when the engine's thread has died of a bug."""
-        return self._ended.is_set()
+        return self._died.is_set()
 
     @property
     def num_open(self) -> int:
-        """Choices accepted and not ended."""
-        return self._num_open
+        """Choices of requests that were accepted and have not ended."""
+        return sum(stream.request.n for stream in self._streams.values())
 
     def start(self, engine: Steppable) -> None:
         """Begin to run the engine. Call once, on the event loop that will read the streams."""
         assert self._state is RunnerState.STARTING
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(
-            target=self._run, args=(engine,), name="kvota-engine", daemon=True
-        )
         self._state = RunnerState.RUNNING
-        self._progress_s = self._clock.now()
-        self._thread.start()
+        self._engine.start(engine)
+        self._ticking = asyncio.create_task(self._tick_for_ever())
+
+    def publish(self, events: Events) -> None:
+        """Take the events of one step from the engine. Called on the engine's thread."""
+        self._engine.publish(events)
 
     def is_stuck(self, now: float) -> bool:
         """True when requests are open and no step has ended for `stuck_after_s`."""
-        return bool(self._streams) and now - self._progress_s > self._stuck_after_s
+        return bool(self._streams) and self._engine.stalled_s(now) > self._stuck_after_s
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds since a step ended, or since there was anything to do."""
+        return self._engine.stalled_s(now)
+
+    def drain(self) -> None:
+        """Refuse new requests and those that wait; let the running ones finish."""
+        if self._state is not RunnerState.RUNNING:
+            return
+        self._state = RunnerState.DRAINING
+        for stream in list(self._streams.values()):
+            if not stream.is_submitted:
+                self._end_in_line(stream, Outcome.REFUSED, self._unavailable())
+        self._engine.post(Drain())
+        self._settle()
+
+    async def wait_drained(self) -> None:
+        """Return when no request is open any more after `drain`, or the engine is dead."""
+        await self._drained.wait()
+
+    async def wait_ended(self) -> None:
+        """Return when the engine's thread has died of a bug. Never returns otherwise."""
+        await self._died.wait()
+
+    async def stop(self) -> None:
+        """End what still runs, with an error for its clients, then the thread."""
+        if self._state in (RunnerState.STARTING, RunnerState.DEAD):
+            return
+        self.drain()
+        self._engine.post(Shutdown())
+        await self._drained.wait()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await self._engine.join()
+        self._state = RunnerState.DEAD
+
+    # --- requests -----------------------------------------------------------------------------
 
     def submit(self, request: Request) -> RequestStream:
         if self._state is not RunnerState.RUNNING:
@@ -101,123 +165,186 @@ class EngineRunner:
                 "at once.",
                 param="n",
             )
-        if self._num_open + request.n > self._capacity:
-            raise Refused(
-                Refusal.QUEUE_FULL,
-                f"The line is full: {self._num_open} choices are running or waiting and at most "
-                f"{self._capacity} may be.",
-                retry_after_s=self._retry_after_s(),
-            )
-        if not self._streams:
-            self._progress_s = self._clock.now()
-        stream = _Stream(request, self._mailbox)
         assert request.id not in self._streams
-        self._streams[request.id] = stream
-        self._num_open += request.n
-        self._mailbox.post(Submit(request))
+        verdict = self._desk.arrive(self._price(request), self._clock.now())
+        if isinstance(verdict, DeskRefused):
+            raise Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
+        if not self._streams:
+            self._engine.note_progress()
+        stream = self._streams[request.id] = _Stream(request, self)
+        if isinstance(verdict, Granted):
+            self._start(verdict.lease)
         return stream
 
-    def drain(self) -> None:
-        """Refuse new requests and those that never ran; let the running ones finish."""
-        if self._state is RunnerState.RUNNING:
-            self._state = RunnerState.DRAINING
-            self._mailbox.post(Drain())
-            self._settle()
+    def cancel(self, request_id: str) -> bool:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return False
+        gone = ClientClosed("The request was cancelled.")
+        if stream.is_submitted:
+            self._desk.cancel(request_id, Outcome.CLIENT_CLOSED, self._clock.now())
+            self._engine.post(Cancel(request_id))
+        else:
+            self._end_in_line(stream, Outcome.CLIENT_CLOSED, gone)
+        return True
 
-    async def wait_drained(self) -> None:
-        """Return when no request is open any more after `drain`, or the engine is dead."""
-        await self._drained.wait()
+    def waits(self, request_id: str) -> Waiting | None:
+        """Where a request stands in line; None when it does not wait."""
+        place = self._desk.position(request_id, self._clock.now())
+        if place is None:
+            return None
+        return Waiting(place.position + 1, place.eta_s, why_waiting(self._desk, request_id))
 
-    async def wait_ended(self) -> None:
-        """Return when the engine's thread has died of a bug. Never returns otherwise."""
-        await self._ended.wait()
+    async def views(self) -> Sequence[RequestView]:
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[Sequence[RequestState]] = loop.create_future()
 
-    async def stop(self) -> None:
-        """End what still runs, with an error for its clients, then the thread."""
-        if self._thread is None or self._state is RunnerState.DEAD:
-            return
-        self._state = RunnerState.DRAINING
-        self._mailbox.post(Shutdown())
+        def tell(states: Sequence[RequestState]) -> None:
+            self._engine.call_on_loop(lambda: None if seen.done() else seen.set_result(states))
+
+        states: Sequence[RequestState] = ()
+        if self._state in (RunnerState.RUNNING, RunnerState.DRAINING):
+            self._engine.post(Look(tell))
+            try:
+                states = await asyncio.wait_for(seen, LOOK_TIMEOUT_S)
+            except TimeoutError:
+                states = ()  # a step that does not end: what the desk knows is shown alone
+        by_id = {state.request_id: state for state in states}
+        return [
+            view_of(self._desk, stream.request, by_id.get(name), self._clock.now(), self._model)
+            for name, stream in self._streams.items()
+        ]
+
+    # --- desk to engine -----------------------------------------------------------------------
+
+    def _start(self, lease: Lease) -> None:
+        stream = self._streams[lease.id]
+        if stream.is_submitted:
+            self._engine.post(Resume(lease.id))
+        else:
+            stream.is_submitted = True
+            self._engine.post(Submit(stream.request))
+
+    def _start_all(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._start(lease)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._streams:
+                self._obey(self._desk.tick(self._clock.now()))
+
+    def _obey(self, ticked: Ticked) -> None:
+        for expired in ticked.expired:
+            self._expire(expired)
+        for overdue in ticked.overdue:
+            self._stop_overdue(overdue)
+        for pause in ticked.pauses:
+            self._engine.post(Pause(pause.lease.id))
+        self._start_all(ticked.granted)
         self._settle()
-        await self._drained.wait()
-        self._stopping = True
-        self._mailbox.post(Shutdown())
-        await asyncio.to_thread(self._thread.join)
-        self._state = RunnerState.DEAD
 
-    def publish(self, events: Sequence[tuple[str, Event]]) -> None:
-        """Take the events of one step from the engine. Called on the engine's thread."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, events)
+    def _expire(self, expired: Expired) -> None:
+        """Its time in line is over; the desk has closed it."""
+        stream = self._streams[expired.ticket.id]
+        error = _too_late(stream.request, expired.outcome, expired.retry_after_s)
+        if stream.is_submitted:  # paused: the engine still keeps its tokens
+            self._engine.post(Cancel(stream.request.id, expired.outcome, error))
+            stream.is_released = True
+        else:
+            self._finish(stream, _ended_in_line(stream.request, expired.outcome, error, self._now))
 
-    def _run(self, engine: Steppable) -> None:
-        """The engine's thread."""
-        try:
-            while not self._stopping:
-                if engine.step():
-                    self._progress_s = self._clock.now()
-                else:
-                    self._mailbox.wait(_BLOCKED_WAIT_S if engine.has_work() else _IDLE_WAIT_S)
-        except BaseException as crash:  # the boundary: a bug ends the process, loudly, below
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._die, crash)
+    def _stop_overdue(self, overdue: Overdue) -> None:
+        request = self._streams[overdue.lease.id].request
+        error = _too_late(request, overdue.outcome, RETRY_AFTER_S)
+        self._engine.post(Cancel(request.id, overdue.outcome, error))
 
-    def _deliver(self, events: Sequence[tuple[str, Event]]) -> None:
+    def _end_in_line(self, stream: "_Stream", outcome: Outcome, error: KvotaError) -> None:
+        self._start_all(self._desk.cancel(stream.request.id, outcome, self._now))
+        self._finish(stream, _ended_in_line(stream.request, outcome, error, self._now))
+
+    # --- engine to desk -----------------------------------------------------------------------
+
+    def _deliver(self, events: Events) -> None:
+        now = self._now
         for request_id, event in events:
             stream = self._streams.get(request_id)
-            if stream is None:
-                continue
-            stream.push(event)
-            if isinstance(event, Ended):
-                self._forget(stream, event)
+            if stream is not None:
+                self._hear(stream, event, now)
         self._settle()
 
-    def _forget(self, stream: "_Stream", event: Ended) -> None:
+    def _hear(self, stream: "_Stream", event: EngineEvent, now: float) -> None:
+        request_id = stream.request.id
+        if isinstance(event, Delta):
+            choice = event.choice
+            stream.produced[choice] += len(event.token_ids)
+            self._desk.progress(
+                request_id,
+                stream.produced[choice],
+                now,
+                choice=choice,
+                is_done=event.finish is not None,
+            )
+            stream.push(event)
+        elif isinstance(event, Paused):
+            self._start_all(self._desk.paused(request_id, now))
+        elif isinstance(event, Ended):
+            self._finish(stream, event)
+            if not stream.is_released:
+                self._start_all(self._desk.release(request_id, event.outcome, now))
+        else:
+            stream.push(event)
+
+    def _finish(self, stream: "_Stream", event: Ended) -> None:
         del self._streams[stream.request.id]
-        self._num_open -= stream.request.n
-        if event.outcome is Outcome.COMPLETED:
-            self._mean_total_s += 0.1 * (event.total_s - event.queued_s - self._mean_total_s)
+        stream.push(event)
 
     def _die(self, crash: BaseException) -> None:
         self._state = RunnerState.DEAD
         error = BackendFailed("The engine has failed and is being ended; the answer is lost.")
         for stream in list(self._streams.values()):
-            stream.push(_ended_by_crash(stream.request, error, self._clock.now()))
-        self._streams.clear()
-        self._num_open = 0
+            self._finish(
+                stream, _ended_in_line(stream.request, Outcome.ENGINE_ERROR, error, self._now)
+            )
+        if self._ticking is not None:
+            self._ticking.cancel()
         self._report_crash(crash)
         self._drained.set()
-        self._ended.set()
+        self._died.set()
 
     def _settle(self) -> None:
         if self._state is RunnerState.DRAINING and not self._streams:
             self._drained.set()
+
+    @property
+    def _now(self) -> float:
+        return self._clock.now()
 
     def _unavailable(self) -> Refused:
         if self._state is RunnerState.DRAINING:
             return Refused(
                 Refusal.DRAINING,
                 "The server is shutting down and takes no new requests.",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=RETRY_AFTER_S,
             )
-        return Refused(Refusal.ENGINE_RESTARTING, "The engine is not running.", retry_after_s=5.0)
-
-    def _retry_after_s(self) -> float:
-        """When the line should have moved: open choices, in rounds of what runs at once."""
-        rounds = self._num_open / self._num_running_max
-        return min(max(rounds * self._mean_total_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+        return Refused(
+            Refusal.ENGINE_RESTARTING, "The engine is not running.", retry_after_s=RETRY_AFTER_S
+        )
 
 
 class _Stream:
     """The events of one request, waiting to be read on the event loop."""
 
-    def __init__(self, request: Request, mailbox: Mailbox) -> None:
+    def __init__(self, request: Request, runner: EngineRunner) -> None:
         self.request = request
-        self._mailbox = mailbox
+        self.produced = [0] * request.n  # tokens of each choice
+        self.is_submitted = False  # the engine knows it
+        self.is_released = False  # the desk has closed it, the engine has not yet
+        self._runner = runner
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
         self._is_complete = False
-        self._is_cancelled = False
 
     def push(self, event: Event) -> None:
         self._events.append(event)
@@ -225,9 +352,11 @@ class _Stream:
         self._arrived.set()
 
     def cancel(self) -> None:
-        if not self._is_cancelled and not self._is_complete:
-            self._is_cancelled = True
-            self._mailbox.post(Cancel(self.request.id))
+        if not self._is_complete:
+            self._runner.cancel(self.request.id)
+
+    def waits(self) -> Waiting | None:
+        return self._runner.waits(self.request.id)
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         while self._events or not self._is_complete:
@@ -238,15 +367,30 @@ class _Stream:
                 yield events
 
 
-def _ended_by_crash(request: Request, error: BackendFailed, now: float) -> Ended:
+def _too_late(request: Request, outcome: Outcome, retry_after_s: float) -> KvotaError:
+    waited = "the longest wait in line that is allowed"
+    if outcome is Outcome.QUEUE_TIMEOUT:
+        limit_s = (request.queue_deadline_s or request.arrived_s) - request.arrived_s
+        return Refused(
+            Refusal.QUEUE_TIMEOUT,
+            f"The request did not begin within {limit_s:.3g} s, {waited}.",
+            retry_after_s=retry_after_s,
+        )
+    limit_s = (request.deadline_s or request.arrived_s) - request.arrived_s
+    return RequestTimeout(f"The answer was not complete in time; the limit is {limit_s:.3g} s.")
+
+
+def _ended_in_line(request: Request, outcome: Outcome, error: KvotaError, now: float) -> Ended:
+    """The ending of a request that the engine never saw, or will say no more of."""
+    age_s = now - request.arrived_s
     return Ended(
-        outcome=Outcome.ENGINE_ERROR,
+        outcome=outcome,
         error=error,
         prompt_tokens=len(request.prompt),
         cached_tokens=0,
         output_tokens=0,
         num_preemptions=0,
-        queued_s=now - request.arrived_s,
+        queued_s=age_s,
         first_token_s=None,
-        total_s=now - request.arrived_s,
+        total_s=age_s,
     )

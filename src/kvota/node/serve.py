@@ -19,6 +19,9 @@ from starlette.types import ASGIApp
 
 from kvota.core.clock import Clock, SystemClock
 from kvota.core.plan import Executor
+from kvota.desk.desk import Desk
+from kvota.desk.entry import lane_of
+from kvota.desk.forecast import Forecast
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.engine.text import Vocabulary
@@ -28,29 +31,40 @@ from kvota.model.load import LoadedModel, load_model
 from kvota.model.sampler import Sampler
 from kvota.node.app import create_app
 from kvota.node.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
-from kvota.node.options import EngineSettings, ModelSettings, ServerSettings
+from kvota.node.options import (
+    DeskOptions,
+    EngineSettings,
+    ModelSettings,
+    ServerSettings,
+    desk_settings,
+)
 from kvota.node.ports import RequestRecord
+from kvota.node.pricing import ticket_of
+from kvota.node.readiness import stall_log
 from kvota.node.runner import EngineRunner
 from kvota.node.served import ServedModel
 from kvota.node.server import bind, listen, serve
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.node.tool_dialect import ToolDialect
+from kvota.node.where import desk_gauges
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
 from kvota.telemetry.log import Log, new_log
 from kvota.telemetry.metrics import Metrics
 
-LANE = "short"  # the only one until requests are priced at arrival
-
 
 def run(
-    model: ModelSettings, engine: EngineSettings, server: ServerSettings, cache_dir: Path
+    model: ModelSettings,
+    engine: EngineSettings,
+    desk: DeskOptions,
+    server: ServerSettings,
+    cache_dir: Path,
 ) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
     screen = Startup(Console(stderr=True, highlight=False))
     with bind(server.host, server.port) as taken:
-        node = _load_node(screen, model, engine, server, cache_dir)
+        node = _load_node(screen, model, engine, desk, server, cache_dir)
         listen(taken)
         screen.show_address(*taken.getsockname()[:2])
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
@@ -69,6 +83,7 @@ def _load_node(
     screen: Startup,
     model: ModelSettings,
     engine: EngineSettings,
+    desk: DeskOptions,
     server: ServerSettings,
     cache_dir: Path,
 ) -> "Node":
@@ -95,6 +110,7 @@ def _load_node(
         loaded.compiled.executor(bill.num_blocks, sampler),
         Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
         engine,
+        desk,
         server,
         clock=SystemClock(),
         log=new_log(sys.stderr),
@@ -115,35 +131,45 @@ def build_node(
     executor: Executor,
     vocabulary: Vocabulary,
     engine_settings: EngineSettings,
+    desk_options: DeskOptions,
     server_settings: ServerSettings,
     *,
     clock: Clock,
     log: Log,
 ) -> Node:
     """Put engine, thread border and application together. Starts nothing."""
-    mailbox = Mailbox()
-    num_running_max = engine_settings.max_running_requests
+    mailbox, capacity = Mailbox(), executor.capacity
+    cache = KVCache(
+        capacity.num_blocks,
+        capacity.block_size,
+        namespace=served.name,
+        prefix_cache=engine_settings.prefix_cache,
+    )
+    metrics = Metrics(
+        model=served.name,
+        gauges=lambda: engine.gauges,
+        desk=lambda: desk_gauges(desk.snapshot(), capacity.block_size),
+    )
+    desk = Desk(
+        capacity.num_blocks * capacity.block_size,
+        desk_settings(desk_options, engine_settings.max_running_requests),
+        Forecast(),
+        block_size=capacity.block_size,
+        observer=metrics,
+    )
     runner = EngineRunner(
         clock,
         mailbox,
-        num_running_max=num_running_max,
-        capacity=num_running_max + server_settings.max_waiting_queue,
+        desk,
+        lambda request: ticket_of(request, cache, model=served.name),
+        num_running_max=engine_settings.max_running_requests,
         stuck_after_s=server_settings.stuck_after_s,
         report_crash=lambda crash: log.critical("engine died", exc_info=crash),
+        model=served.name,
     )
-    metrics = Metrics(model=served.name, lane=LANE, gauges=lambda: engine.gauges)
-    capacity = executor.capacity
     engine = Engine(
         executor,
-        Scheduler(
-            KVCache(
-                capacity.num_blocks,
-                capacity.block_size,
-                namespace=served.name,
-                prefix_cache=engine_settings.prefix_cache,
-            ),
-            _limits(engine_settings),
-        ),
+        Scheduler(cache, _limits(engine_settings)),
         vocabulary=vocabulary,
         clock=clock,
         mailbox=mailbox,
@@ -153,12 +179,13 @@ def build_node(
     app = create_app(
         served=lambda: served,
         runner=runner,
-        settings=_http_settings(server_settings),
+        settings=_http_settings(server_settings, desk_options),
         clock=clock,
         record=_Records(metrics, log),
         render_metrics=metrics.render,
         chance=SystemRandom(),
-        lane_of=lambda _: LANE,
+        lane_of=lambda request: lane_of(len(request.prompt), desk.settings).value,
+        report_stall=stall_log(log),
     )
     return Node(app, runner, engine)
 
@@ -239,11 +266,11 @@ def _limits(settings: EngineSettings) -> SchedulerLimits:
     )
 
 
-def _http_settings(server: ServerSettings) -> HttpSettings:
+def _http_settings(server: ServerSettings, desk: DeskOptions) -> HttpSettings:
     return HttpSettings(
         max_body_bytes=server.max_body_bytes,
-        queue_timeout_s=server.queue_timeout_s,
-        request_timeout_s=server.request_timeout_s,
+        queue_timeout_s=desk.queue_timeout_s,
+        request_timeout_s=desk.request_timeout_s,
         heartbeat_s=server.heartbeat_s,
         cors_origins=server.cors_origins,
     )

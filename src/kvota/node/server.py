@@ -18,7 +18,8 @@ import uvicorn
 
 from kvota.core.errors import ConfigError
 from kvota.node.connection import BoundedConnection
-from kvota.node.runner import EngineRunner, Steppable
+from kvota.node.engine_thread import Steppable
+from kvota.node.runner import EngineRunner
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024

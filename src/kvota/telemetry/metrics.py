@@ -5,7 +5,7 @@ the engine's latest snapshot when somebody scrapes, so they can never be stale o
 No label holds anything a client chose: a model's label is a served name or "unknown".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60,
 _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.05, 0.25)
+_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -35,6 +36,16 @@ class EngineGauges:
     block_size: int = 0
     num_running: int = 0
     num_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskGauges:
+    """The desk at this moment. Requests by lane, and by (lane, band) where they wait."""
+
+    running: Mapping[str, int]
+    waiting: Mapping[tuple[str, str], int]
+    num_waiting: int
+    num_blocks_held_after_end: int  # by leases that have ended and are not confirmed yet
 
 
 class FinishedRequest(Protocol):
@@ -63,12 +74,17 @@ class FinishedRequest(Protocol):
 
 
 class Metrics:
-    """Every metric of a node. `gauges` is called at each scrape, from the scraping thread."""
+    """Every metric of a node. Also hears what the desk has to say of its predictions.
 
-    def __init__(self, *, model: str, lane: str, gauges: Callable[[], EngineGauges]) -> None:
+    `gauges` and `desk` are called at each scrape, on the scraping thread.
+    """
+
+    def __init__(
+        self, *, model: str, gauges: Callable[[], EngineGauges], desk: Callable[[], DeskGauges]
+    ) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        registry.register(_GaugePage(model, lane, gauges))
+        registry.register(_GaugePage(model, gauges, desk))
         self._queue_s = _histogram(registry, "request_queue", "Arrival to the first chunk.")
         self._first_token_s = _histogram(
             registry, "time_to_first_token", "Arrival to the first sampled token."
@@ -89,6 +105,18 @@ class Metrics:
         self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
         self._generated = _counter(registry, "generated_tokens", "Tokens sampled, as they come.")
         self._prefilled = _counter(registry, "prefill_tokens", "Prompt tokens computed.")
+        self._forecast_error = Histogram(
+            "kvota_forecast_error_tokens",
+            "Output length, forecast at the grant, minus what it became; absolute.",
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self._retry_error_s = _histogram(
+            registry, "retry_after_error", "Retry-After told, against when room came; absolute."
+        )
+        self._eta_error_s = _histogram(
+            registry, "eta_error", "Wait told in line, against the wait it became; absolute."
+        )
         self._failures = _counter(registry, "step_failures", "Steps that the model runtime failed.")
         self._preemptions = _counter(
             registry, "preemptions", "Sequences set back to be recomputed."
@@ -140,51 +168,66 @@ class Metrics:
         if request.time_per_output_token_s is not None:
             self._token_s.observe(request.time_per_output_token_s)
 
+    def forecast_judged(self, predicted_tokens: float, actual_tokens: int) -> None:
+        """A choice has ended by itself."""
+        self._forecast_error.observe(abs(predicted_tokens - actual_tokens))
+
+    def wait_judged(self, predicted_s: float, actual_s: float) -> None:
+        """A request that was told an ETA has begun."""
+        self._eta_error_s.observe(abs(predicted_s - actual_s))
+
+    def retry_judged(self, predicted_s: float, actual_s: float) -> None:
+        """The room that a refused request was told to come back for is there."""
+        self._retry_error_s.observe(abs(predicted_s - actual_s))
+
     def render(self) -> bytes:
         """The page in Prometheus text format."""
         return generate_latest(self._registry)
 
 
 class _GaugePage(Collector):
-    """Gauges read from one snapshot, so that they agree with each other."""
+    """Gauges read from one snapshot of the engine and one of the desk."""
 
-    def __init__(self, model: str, lane: str, gauges: Callable[[], EngineGauges]) -> None:
+    def __init__(
+        self, model: str, gauges: Callable[[], EngineGauges], desk: Callable[[], DeskGauges]
+    ) -> None:
         self._model = model
-        self._lane = lane
         self._gauges = gauges
+        self._desk = desk
 
     def collect(self) -> Iterable[Metric]:
-        now = self._gauges()
+        now, desk = self._gauges(), self._desk()
         usage = now.num_blocks_used / now.num_blocks if now.num_blocks else 0.0
         yield _gauge("kvota_kv_cache_usage_ratio", "Share of KV blocks in use.", usage)
         yield _gauge(
             "kvota_kv_blocks_held_after_abort",
-            "Blocks that ended requests still hold; must be 0.",
-            now.num_blocks_held_after_abort,
+            "Blocks that ended requests still hold.",
+            now.num_blocks_held_after_abort + desk.num_blocks_held_after_end,
         )
         blocks = GaugeMetricFamily("kvota_kv_blocks", "KV blocks by state.", labels=["state"])
         blocks.add_metric(["free"], now.num_blocks_free)
         blocks.add_metric(["cached"], now.num_blocks_cached)
         blocks.add_metric(["used"], now.num_blocks_used)
         yield blocks
-        yield self._labelled("kvota_requests_running", "Choices running.", now.num_running)
-        waiting = GaugeMetricFamily(
-            "kvota_requests_waiting", "Choices waiting.", labels=["lane", "band"]
+        running = GaugeMetricFamily(
+            "kvota_requests_running", "Requests that hold KV.", labels=["lane"]
         )
-        waiting.add_metric([self._lane, "interactive"], now.num_waiting)
+        for lane, number in desk.running.items():
+            running.add_metric([lane], number)
+        yield running
+        waiting = GaugeMetricFamily(
+            "kvota_requests_waiting", "Requests in line.", labels=["lane", "band"]
+        )
+        for (lane, band), number in desk.waiting.items():
+            waiting.add_metric([lane, band], number)
         yield waiting
-        yield from self._aliases(now, usage)
+        yield from self._aliases(now, desk, usage)
 
-    def _labelled(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["lane"])
-        family.add_metric([self._lane], value)
-        return family
-
-    def _aliases(self, now: EngineGauges, usage: float) -> Iterable[Metric]:
+    def _aliases(self, now: EngineGauges, desk: DeskGauges, usage: float) -> Iterable[Metric]:
         """vLLM's names, so that schedulers made for it work with kvota unchanged."""
         for name, value in (
             ("vllm:num_requests_running", now.num_running),
-            ("vllm:num_requests_waiting", now.num_waiting),
+            ("vllm:num_requests_waiting", desk.num_waiting + now.num_waiting),
             ("vllm:kv_cache_usage_perc", usage),
         ):
             family = GaugeMetricFamily(name, f"Alias: {name}.", labels=["model_name"])
