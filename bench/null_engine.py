@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvota.core.clock import SystemClock
 from kvota.core.plan import Capacity, ChunkResult, Sampled, StepPlan, StepResult
-from kvota.core.request import Event, Request, SamplingParams
+from kvota.core.request import EngineEvent, Request, SamplingParams
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox, Submit
 from kvota.engine.text import Vocabulary
@@ -88,7 +88,7 @@ def null_engine(num_blocks: int, limits: SchedulerLimits) -> NullEngine:
     scheduler = Scheduler(cache, limits)
     mailbox, overheads = Mailbox(), Overheads()
 
-    def publish(events: Sequence[tuple[str, Event]]) -> None:
+    def publish(events: Sequence[tuple[str, EngineEvent]]) -> None:
         """Nobody listens; handing over to another thread is measured with the server."""
 
     engine = Engine(
