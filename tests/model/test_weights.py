@@ -43,6 +43,34 @@ def product(matrix: Matrix, x: Floats) -> Floats:
     return result
 
 
+def levels_as_in_q4_1() -> tuple[Floats, Floats]:
+    """A matrix whose groups each have 16 even levels, and the steps between them."""
+    chance = np.random.default_rng(5)
+    step = chance.uniform(0.01, 0.02, (90, 3, 1)).astype(np.float16).astype(np.float32)
+    least = -step * chance.uniform(3, 12, step.shape).astype(np.float32)
+    levels = chance.integers(0, 16, (90, 3, GROUP)).astype(np.float32)
+    levels[..., :2] = 0, 15  # both ends are in use, as GGUF's writer leaves it
+    return (levels * step + least).reshape(90, -1), step
+
+
+def at_finest_scale(values: Floats) -> Floats:
+    """Each group rounded to multiples of 1/127 of its largest number, in f16."""
+    groups = values.reshape(-1, group_size(values.shape[1])).astype(np.float64)
+    rounded = []
+    for numbers in groups:
+        exact = np.abs(numbers).max() / 127.0
+        scale = np.float16(exact)
+        scale = np.nextafter(scale, np.float16(np.inf)) if scale < exact else scale
+        rounded.append(np.rint(numbers / scale) * scale if scale else 0.0 * numbers)
+    return np.array(rounded, np.float32).reshape(values.shape)
+
+
+def rounding_error(values: Floats, rounded: Floats) -> Floats:
+    """Sum of squared errors of each group."""
+    missed = (rounded - values).reshape(-1, group_size(values.shape[1]))
+    return np.asarray((missed**2).sum(axis=-1), np.float32)
+
+
 class TestTheKernelsMultiplyWithTheDecodedNumbers:
     @pytest.mark.parametrize("weight_format", STORED)
     @pytest.mark.parametrize("num_inputs", [64, 96, 40])  # two groups, three, none
@@ -95,15 +123,22 @@ class TestRounding:
         halves = values.astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(decode(encode(values, WeightFormat.F16)), halves)
 
+    @given(finite)
+    @settings(max_examples=60, deadline=None)
+    def test_int8_is_never_further_than_with_the_finest_scale(self, values: Floats) -> None:
+        error = rounding_error(values, decode(encode(values, WeightFormat.INT8)))
+        finest = rounding_error(values, at_finest_scale(values))
+        assert (error <= finest * 1.0001 + 2.0**-36).all()
+
     def test_a_matrix_of_q4_1_keeps_its_numbers_in_int4(self) -> None:
-        chance = np.random.default_rng(5)
-        scale = chance.uniform(0.01, 0.02, (9, 3, 1)).astype(np.float16).astype(np.float32)
-        least = -scale * chance.uniform(3, 12, (9, 3, 1)).astype(np.float32)
-        codes = chance.integers(0, 16, (9, 3, GROUP)).astype(np.float32)
-        codes[..., :2] = 0, 15  # both ends are in use, as GGUF's writer leaves it
-        values = (codes * scale + least).reshape(9, -1)
+        values, step = levels_as_in_q4_1()
         error = np.abs(decode(encode(values, WeightFormat.INT4)) - values)
-        assert error.max() < 0.005 * scale.max()
+        assert error.max() < 0.005 * step.max()
+
+    def test_int8_finds_the_levels_of_a_matrix_of_q4_1(self) -> None:
+        values, _ = levels_as_in_q4_1()
+        error = rounding_error(values, decode(encode(values, WeightFormat.INT8)))
+        assert error.sum() < 0.25 * rounding_error(values, at_finest_scale(values)).sum()
 
     def test_zeros_stay_zeros(self) -> None:
         zeros = np.zeros((2, 64), np.float32)

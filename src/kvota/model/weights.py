@@ -22,6 +22,7 @@ from openvino import Node, Type
 _Floats = npt.NDArray[np.float32]
 
 GROUP = 32
+_LEAST_F16 = np.float32(2.0**-24)
 _SLICE_ELEMENTS = 4_000_000  # rows are encoded this many numbers at a time, to bound temporaries
 
 
@@ -153,10 +154,44 @@ def _encode_int8(values: _Floats, group: int) -> Matrix:
     scales = np.empty((num_outputs, num_inputs // group, 1), np.float16)
     for rows in _row_slices(values.shape):
         grouped = values[rows].reshape(-1, num_inputs // group, group)
-        largest = np.abs(grouped).max(axis=-1, keepdims=True)
-        scales[rows] = _rounded_up(largest / 127.0)
+        scales[rows] = _int8_scales(grouped)
         codes[rows] = np.rint(grouped * _inverse(scales[rows]))
     return Matrix((num_outputs, num_inputs), codes, scales)
+
+
+def _int8_scales(grouped: _Floats) -> npt.NDArray[np.float16]:
+    """For each group the better of two scales: the finest, and one that meets 16 levels."""
+    low, high = _bounds(grouped)
+    largest: _Floats = np.maximum(-low, high)
+    finest = _rounded_up(largest / 127.0)
+    meeting = _level_scales(low, high)
+    is_closer = _squared_error(grouped, meeting) < _squared_error(grouped, finest)
+    return np.where(is_closer, meeting, finest)
+
+
+def _level_scales(low: _Floats, high: _Floats) -> npt.NDArray[np.float16]:
+    """Scales whose multiples meet 16 even levels from `low` to `high`, where GGUF's Q4_1 has them.
+
+    With a whole number of codes from level to level all levels miss their codes by as much as
+    `low` does. Of the numbers that keep within ±127 take the one by which it misses least.
+    """
+    step = (high - low) / 15.0
+    codes_per_level = np.arange(1, 17, dtype=np.float32)  # ±127 hold 8 to 16 times 15, as 0 is in
+    codes_per_number = codes_per_level / np.maximum(step, _LEAST_F16)
+    low_codes = low * codes_per_number
+    missed = np.abs(low_codes - np.rint(low_codes)) / codes_per_level
+    missed[np.maximum(-low, high) * codes_per_number > 127.0] = np.inf
+    best = missed.argmin(axis=-1, keepdims=True)
+    per_level: _Floats = codes_per_level[best]
+    return _rounded_up(step / per_level)
+
+
+def _squared_error(grouped: _Floats, scales: npt.NDArray[np.float16]) -> _Floats:
+    """What rounding to multiples of its scale does to each group, [n, k/g, 1]."""
+    missed = grouped * _inverse(scales)
+    missed -= np.rint(missed)
+    in_codes = np.einsum("ngk,ngk->ng", missed, missed)[..., None]
+    return np.asarray(in_codes * scales.astype(np.float32) ** 2)
 
 
 def _encode_int4(values: _Floats, group: int) -> Matrix:
@@ -172,14 +207,20 @@ def _encode_int4(values: _Floats, group: int) -> Matrix:
     zeros = np.empty((num_outputs, num_groups, 1), np.float16)
     for rows in _row_slices(values.shape):
         grouped = values[rows].reshape(-1, num_groups, group)
-        low = np.minimum(grouped.min(axis=-1, keepdims=True), 0.0)
-        high = np.maximum(grouped.max(axis=-1, keepdims=True), 0.0)
+        low, high = _bounds(grouped)
         scales[rows] = (high - low) / 15.0
         inverse = _inverse(scales[rows])
         zeros[rows] = -low * inverse
         levels = np.clip(np.rint((grouped - low) * inverse), 0, 15).astype(np.uint8)
         codes[rows] = _packed(levels.reshape(-1, num_inputs))
     return Matrix((num_outputs, num_inputs), codes, scales, zeros)
+
+
+def _bounds(grouped: _Floats) -> tuple[_Floats, _Floats]:
+    """The least and the largest number of each group, 0 included, [n, k/g, 1]."""
+    low = np.minimum(grouped.min(axis=-1, keepdims=True), 0.0)
+    high = np.maximum(grouped.max(axis=-1, keepdims=True), 0.0)
+    return low, high
 
 
 def _rounded_up(scales: _Floats) -> npt.NDArray[np.float16]:
