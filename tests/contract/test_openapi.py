@@ -95,6 +95,10 @@ def test_bodies_that_are_nearly_right_are_answered_as_described(
             return
         kept = {k: v for k, v in case.body.items() if chance.random() * 10 < KEPT_OF_TEN}
         case.body = {**kept, **required, "model": small_node.model}
+        if "logprobs" in case.body:
+            # The first token of an echo has no probability: null, which lm-eval and others read,
+            # although the description does not foresee it.
+            case.body.pop("echo", None)
 
     statuses = _fuzz(small_node, path, "POST", num_cases, mend)
     assert statuses[200] > num_cases // 5, statuses
