@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvota.core.clock import ManualClock
-from kvota.core.errors import InvalidRequest, Outcome, Refused
+from kvota.core.errors import InvalidRequest, Outcome, OutputTooLong, Refused
 from kvota.core.plan import Executor, StepPlan, StepResult
 from kvota.core.request import Delta, Ended, Event, Request, SamplingParams
 from kvota.desk.desk import Desk
@@ -225,6 +225,14 @@ async def test_the_view_tells_the_phase_of_everybody() -> None:
         await read(first)
         await read(second)
         assert await node.runner.views() == []
+
+
+async def test_what_can_never_fit_is_the_clients_to_change() -> None:
+    async with running(GatedExecutor()) as node:
+        with pytest.raises(OutputTooLong, match="1024; ask for less") as caught:
+            node.submit("a", n=8, max_tokens=400)
+        assert caught.value.param == "n"
+        node.desk.check()
 
 
 async def test_draining_ends_who_waits_at_the_desk() -> None:

@@ -26,6 +26,7 @@ from kvota.core.errors import (
     InvalidRequest,
     KvotaError,
     Outcome,
+    OutputTooLong,
     Refusal,
     Refused,
     RequestTimeout,
@@ -168,7 +169,7 @@ class EngineRunner:
         assert request.id not in self._streams
         verdict = self._desk.arrive(self._price(request), self._clock.now())
         if isinstance(verdict, DeskRefused):
-            raise Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
+            raise _refusal(verdict)
         if not self._streams:
             self._engine.note_progress()
         stream = self._streams[request.id] = _Stream(request, self)
@@ -365,6 +366,13 @@ class _Stream:
             events, self._events = self._events, []
             if events:
                 yield events
+
+
+def _refusal(verdict: DeskRefused) -> KvotaError:
+    """What can never fit is the client's to change; for anything else it may come back."""
+    if verdict.reason is Refusal.KV_BUDGET_EXHAUSTED:
+        return OutputTooLong(verdict.message, param="n")
+    return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
 
 
 def _too_late(request: Request, outcome: Outcome, retry_after_s: float) -> KvotaError:
