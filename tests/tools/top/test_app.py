@@ -122,6 +122,14 @@ async def test_the_cursor_stays_on_its_request_while_rows_come_and_go() -> None:
         assert table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value == "b"
 
 
+async def test_the_cursor_at_the_top_stays_at_the_top() -> None:
+    watched = WatchedServer()
+    async with watching(watched) as pilot:
+        watched.requests = [live("new", age_s=99.0), *watched.requests]
+        await until(lambda: len(rows(pilot)) == 4)
+        assert pilot.app.query_one(DataTable).cursor_row == 0
+
+
 async def test_d_and_yes_cancel_the_request_under_the_cursor() -> None:
     watched = WatchedServer()
     async with watching(watched) as pilot:

@@ -162,8 +162,9 @@ class TopApp(App[None]):
         self._draw_table(scene)
 
     def _draw_table(self, scene: Scene) -> None:
-        """All rows anew, with the cursor on the request where it was."""
-        table, chosen = self._table, self._chosen_id()
+        """All rows anew. The cursor stays on its request, but at the top it stays at the top."""
+        table = self._table
+        chosen = self._chosen_id() if table.cursor_row else None
         scrolled = table.scroll_offset
         table.clear()
         for request in scene.requests:
