@@ -13,7 +13,7 @@ from kvota.core.errors import Outcome
 from kvota.desk.desk import Desk
 from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
-from kvota.desk.ticket import Granted, Lease, Refused, Stage, Ticket, Verdict
+from kvota.desk.ticket import Granted, Lane, Lease, Refused, Stage, Ticket, Verdict
 
 
 def new_ticket(ticket_id: str = "a", **fields: Any) -> Ticket:
@@ -28,8 +28,15 @@ def new_ticket(ticket_id: str = "a", **fields: Any) -> Ticket:
     return Ticket(**(defaults | fields))
 
 
-def new_desk(capacity_tokens: int = 100, block_size: int = 1, **settings: Any) -> Desk:
-    return Desk(capacity_tokens, DeskSettings(**settings), Forecast(), block_size=block_size)
+def new_desk(
+    capacity_tokens: int = 100, block_size: int = 1, history: Iterable[int] = (), **settings: Any
+) -> Desk:
+    """A desk that has seen outputs of these lengths end in the short lane."""
+    forecast = Forecast()
+    group = forecast.group("", "ann", Lane.SHORT)
+    for length in history:
+        forecast.observe(group, length)
+    return Desk(capacity_tokens, DeskSettings(**settings), forecast, block_size=block_size)
 
 
 @dataclass

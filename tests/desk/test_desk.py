@@ -1,5 +1,6 @@
 """What the desk answers: grants, places in line, refusals, and one ending for each ticket."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -218,9 +219,10 @@ def test_nothing_is_kept_of_a_refused_ticket() -> None:
     assert desk.snapshot().num_waiting_choices == 0
 
 
-def saturated_world() -> DeskWorld:
+def saturated_world(history: Sequence[int] = (40,) * 60) -> DeskWorld:
     """Everybody needs 50 of 100 tokens and 40 steps of 0.1 s: two run, and a pace is known."""
-    world = DeskWorld(new_desk(queue_timeout_s=100.0, max_waiting_queue=10))
+    desk = new_desk(history=history, queue_timeout_s=100.0, max_waiting_queue=10)
+    world = DeskWorld(desk)
     for number in range(10):
         world.arrive(new_ticket(str(number), max_tokens=40), 40)
     world.run(100)
@@ -244,6 +246,13 @@ def test_an_eta_is_told_as_soon_as_a_pace_is_known_and_grows_with_the_position()
     assert len(etas) == 4
     assert etas == sorted(etas)
     assert etas[-1] > 2 * world.step_s
+
+
+def test_while_no_output_has_ended_nobody_is_told_a_wait_or_refused_for_it() -> None:
+    world = saturated_world(history=())
+    assert world.desk.position("9", world.now) == Queued(3, None)
+    hasty = new_ticket("x", max_tokens=40, arrived_s=world.now, deadline_s=world.now + 0.5)
+    assert isinstance(world.arrive(hasty, 40), Queued)
 
 
 def test_etas_of_a_steady_line_are_about_right() -> None:

@@ -22,6 +22,7 @@ class Entry:
     group: int  # of the forecast
     claim: Claim  # what it would take if it were granted now
     expected_tokens: float  # of one choice, as known when it arrived
+    is_forecast: bool  # False: nothing is known of its output, expectations are max_tokens
     expected_growth: float  # token-steps that the output of one choice is expected to hold
     weight: float  # of its tenant
     queue_until_s: float
@@ -141,6 +142,7 @@ def new_entry(
         claim=ledger.claim(ticket, group, produced=0, num_open=ticket.n, is_long=is_long),
         expected_tokens=forecast.mean(group, ticket.max_tokens),
         expected_growth=forecast.growth(group, ticket.max_tokens),
+        is_forecast=forecast.is_known(group),
         weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
         queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
         first_token_by_s=_earlier(

@@ -114,6 +114,10 @@ class Forecast:
         by_lane = self._enter((model, lane), by_model)
         return self._enter((model, tenant, lane), by_lane)
 
+    def is_known(self, group: int) -> bool:
+        """True when history speaks for the group; else outputs count as max_tokens long."""
+        return int(self._speaker[group]) != _UNKNOWN
+
     def observe(self, group: int, length: int, *, is_cut: bool = False) -> None:
         """An output has ended by itself after `length` tokens; with `is_cut`, it was stopped."""
         bucket = int(bucket_of(np.array([min(length, LENGTH_MAX)]))[0])

@@ -89,12 +89,20 @@ class Outlook:
 
     def joined(self, entry: Entry) -> None:
         """Learn what the tickets of a lane need."""
+        if not entry.is_forecast:
+            return
         stay = _Stay.of(entry)
         mean = self._mean_stay.get(entry.lane)
         self._mean_stay[entry.lane] = stay if mean is None else mean.towards(stay)
 
     def guess_s(self, entry: Entry, now: float) -> float | None:
-        """Uncorrected seconds until a waiting entry is granted. None while no pace is known."""
+        """Uncorrected seconds until a waiting entry is granted.
+
+        None while no pace is known, or nothing of how long such outputs become: a wait worked out
+        from max_tokens would be many times too long, and refuse whom the line was made for.
+        """
+        if not entry.is_forecast:
+            return None
         room = self._look(now)
         num_before = self._line.num_before(entry)
         mean, own = self._mean_stay.get(entry.lane), _Stay.of(entry)
@@ -121,7 +129,9 @@ class Outlook:
         own = _Stay.of(entry)
         places = self._promises.num_ahead(now) + entry.size
         mean = self._mean_stay.get(entry.lane, own)
-        guess_s = self._wait_s(places - 1, mean, mean, room.held_tokens)
+        guess_s = None
+        if entry.is_forecast:
+            guess_s = self._wait_s(places - 1, mean, mean, room.held_tokens)
         wait_s = clamp_retry_s(self.corrected(guess_s))
         self._promises.make(entry.size, wait_s, now)
         return wait_s
