@@ -1,3 +1,4 @@
+import json
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import pytest
 
 from kvota import __version__, cli
 from kvota.model.catalog import DEFAULT_MODEL
+from kvota.telemetry.steps import StepRecord, StepTerms, write_record
 
 
 def run(
@@ -111,3 +113,52 @@ def test_top_without_a_terminal_says_where_programs_look(
 def test_no_command_but_top_brings_in_textual() -> None:
     code = "import sys, kvota.cli; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:00:00.0000000,100,20
+2023-11-16 18:00:01.0000000,200,40
+2023-11-16 18:00:02.5000000,50,10
+"""
+
+
+def test_a_trace_is_simulated_the_same_way_every_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE)
+    arguments = ["simulate", "--trace", str(trace), "--policy", "reserve", "--seed", "5"]
+    first, second = (run(arguments, monkeypatch, capsys) for _ in range(2))
+    assert first == second
+    assert first[0] == 0
+    assert "completed 3" in first[1]
+
+
+def test_what_is_no_trace_and_no_cost_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nonsense = tmp_path / "nonsense"
+    nonsense.write_text("hello\n")
+    for arguments, said in (
+        (["simulate", "--trace", str(nonsense)], "not an Azure"),
+        (["simulate", "--trace", str(tmp_path / "nowhere")], "there is no such file"),
+        (["simulate", "--trace", str(nonsense), "--cost", str(nonsense)], "is no step cost"),
+        (["calibrate", str(nonsense)], "nonsense"),
+    ):
+        code, _, err = run(arguments, monkeypatch, capsys)
+        assert code == cli.EXIT_STARTUP_FAILED
+        assert said in " ".join(err.split())
+
+
+def test_recorded_steps_become_a_step_cost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    steps, out = tmp_path / "steps.jsonl", tmp_path / "cost.json"
+    with steps.open("w") as file:
+        for i in range(60):
+            terms = StepTerms(prefill=0, attention=0.0, decodes=1 + i % 8, context=100 * (i % 5))
+            write_record(file, StepRecord(terms, 0.02 + 0.001 * terms.decodes))
+    code, shown, _ = run(["calibrate", str(steps), "--out", str(out)], monkeypatch, capsys)
+    assert code == 0
+    assert "out of sample 24 steps: mean 0.0%" in shown
+    assert json.loads(out.read_text())["base"] == pytest.approx(0.02, rel=0.01)

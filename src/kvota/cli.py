@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvota import __version__
+from kvota import __version__, cli_sim
 from kvota.config import Config, load
 from kvota.core.errors import KvotaError
 from kvota.desk.settings import Admission
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 models = typer.Typer()
 app.add_typer(models, name="models")
+cli_sim.register(app)
 
 EXIT_STARTUP_FAILED = 2
 
@@ -135,6 +136,9 @@ def serve(
         float | None, typer.Option(help="No step for so long with work: /ready says 503.")
     ] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Largest request body.")] = None,
+    record_steps: Annotated[
+        Path | None, typer.Option(help="Write what every step cost, for `kvota calibrate`.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web page origin that may call; repeatable.")
     ] = None,
@@ -156,6 +160,7 @@ def serve(
         "heartbeat_s": heartbeat_s, "drain_timeout_s": drain_timeout_s,
         "stuck_after_s": stuck_after_s, "max_body_bytes": max_body_bytes,
         "cors_origins": cors_origin or None,
+        "record_steps": None if record_steps is None else str(record_steps),
     })  # fmt: skip
     # Imported here: it brings in OpenVINO, which no other command needs.
     from kvota.node.serve import run

@@ -1,4 +1,7 @@
-"""What a client may send, and what it is told when it may not. Numbers are entries of bugs.md."""
+"""What a client may send, and what it is told when it may not.
+
+Numbers like A01 name public bug reports of other servers that each test answers to.
+"""
 
 import re
 import threading

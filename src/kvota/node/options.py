@@ -32,6 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_running_requests: int = 64  # choices running at once
     long_prefill_share: float = 0.5  # of a step, for long prompts while others want the step too
     prefix_cache: bool = True
+    record_steps: str | None = None  # a file to write every step's cost to
 
 
 class DeskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,16 +8,18 @@ Whatever can be wrong is found before the last step, so a server that listens wo
 import asyncio
 import dataclasses
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 from rich.console import Console
 from starlette.types import ASGIApp
 
 from kvota.core.clock import Clock, SystemClock
+from kvota.core.errors import ConfigError
 from kvota.core.plan import Executor
 from kvota.desk.desk import Desk
 from kvota.desk.entry import lane_of
@@ -52,6 +54,7 @@ from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
 from kvota.telemetry.log import Log, new_log
 from kvota.telemetry.metrics import Metrics
+from kvota.telemetry.steps import RecordingExecutor
 
 
 def run(
@@ -63,8 +66,9 @@ def run(
 ) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
     screen = Startup(Console(stderr=True, highlight=False))
-    with bind(server.host, server.port) as taken:
-        node = _load_node(screen, model, engine, desk, server, cache_dir)
+    with ExitStack() as open_files, bind(server.host, server.port) as taken:
+        steps = _steps_file(engine.record_steps, open_files)
+        node = _load_node(screen, model, engine, desk, server, cache_dir, steps)
         listen(taken)
         screen.show_address(*taken.getsockname()[:2])
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
@@ -86,6 +90,7 @@ def _load_node(
     desk: DeskOptions,
     server: ServerSettings,
     cache_dir: Path,
+    steps: TextIO | None,
 ) -> "Node":
     """Fetch, load, weigh and put together, telling the operator what is going on."""
     with screen.fetching() as fetching:
@@ -105,16 +110,29 @@ def _load_node(
     screen.show_model(served.name, path, loaded)
     screen.show_bill(bill)
     sampler = Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
+    clock = SystemClock()
+    executor: Executor = loaded.compiled.executor(bill.num_blocks, sampler)
+    if steps is not None:
+        executor = RecordingExecutor(executor, clock, steps)
     return build_node(
         served,
-        loaded.compiled.executor(bill.num_blocks, sampler),
+        executor,
         Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
         engine,
         desk,
         server,
-        clock=SystemClock(),
+        clock=clock,
         log=new_log(sys.stderr),
     )
+
+
+def _steps_file(path: str | None, open_files: ExitStack) -> TextIO | None:
+    if path is None:
+        return None
+    try:
+        return open_files.enter_context(Path(path).open("w"))
+    except OSError as error:
+        raise ConfigError(f"record_steps: cannot write {path}: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
                    + per_context       · Σ context of the decodes
                    + any_prefill       · [some chunk has more than one token]
 
-(science.md §5, after Vidur; the coefficients come from `calibration.py`.)
+(The form is that of Vidur, MLSys 2024; the coefficients come from `calibration.py`.)
 
 What it says is decided by the request alone. The model would always rather stop: it answers every
 draw with the end token as soon as `min_tokens` allows it. So a workload sets an output's length by
