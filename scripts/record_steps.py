@@ -2,8 +2,8 @@
 
     python -m scripts.record_steps MODEL_FILE --seconds 60 --out steps.jsonl
 
-The real engine runs made-up requests at changing concurrency: prompts of 8 to 1,500 tokens,
-outputs of 4 to 96. Run it while the machine has nothing else to do.
+The real engine runs made-up requests at changing concurrency: prompts of 8 to 600 tokens,
+outputs of 4 to 96, at most 128 tokens a step. Run it while the machine has nothing else to do.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from kvota.telemetry.steps import RecordingExecutor, read_records
 NUM_BLOCKS = 2048
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48)
 CHANGE_EVERY_S = 2.0
+LIMITS = SchedulerLimits(max_num_batched_tokens=128)
 WARM_UP_S = 3.0
 
 
@@ -50,7 +51,7 @@ class ClosedLoop:
         self.num_open -= sum(isinstance(event, Ended) for _, event in events)
 
     def _request(self, request_id: str) -> Request:
-        length = int(8 * (1500 / 8) ** self._rng.random())
+        length = int(8 * (600 / 8) ** self._rng.random())
         return Request(
             id=request_id,
             prompt=[self._rng.randrange(1000, 40_000) for _ in range(length)],
@@ -69,7 +70,7 @@ def record(model: Path, threads: int, seconds: float, out: Path) -> None:
     with out.open("w") as file:
         engine = Engine(
             RecordingExecutor(executor, clock, file),
-            Scheduler(KVCache(NUM_BLOCKS, executor.capacity.block_size), SchedulerLimits()),
+            Scheduler(KVCache(NUM_BLOCKS, executor.capacity.block_size), LIMITS),
             vocabulary=Vocabulary(()),
             clock=clock,
             mailbox=mailbox,
