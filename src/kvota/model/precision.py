@@ -6,21 +6,21 @@ OpenVINO's own default, bf16 where the CPU has it, would not.
 int8 keeps weights in groups of 32 with one scale each, chosen so that the 16 levels of a 4-bit file
 are met (`weights.py`). Where the CPU has int8 dot products (VNNI), the inputs of a product are
 rounded to int8 as well, in groups of 32 per token; elsewhere the plugin multiplies the codes in
-f32. SmolLM2-135M (from Q4_1) on an AVX-512 VNNI machine: milliseconds of CPU of one thread for a
-step of 1, 4, 16 and 64 sequences with 100 tokens each (200 at 1) and for a prompt of 64 tokens,
-four of them in a pass; mean KL divergence from f32 weights in nats on the 720 tokens of
-`bench/text.txt` and on 600 of a technical text:
+f32. SmolLM2-135M (from Q4_1) on an AVX-512 VNNI machine: milliseconds of CPU of one thread, the
+least of several alternating runs, for a step of 1, 4, 16 and 64 sequences with 100 tokens each and
+for a prompt of 64 tokens, four of them in a pass; mean KL divergence from f32 weights in nats on
+the 720 tokens of `bench/text.txt` and on 600 of a technical text:
 
     weights           inputs           1     4    16    64  prompt   KL shipped, technical
-    f32               exact         26.8  28.7  57.0   202     133   0
-    f16               exact         26.2  27.8  56.5   201     133   0.0000
-    int8 groups of 64 exact         15.2  19.2  72.0   217     144   0.0019  0.0023
-    int8 groups of 32 exact         15.8  20.1  72.0   213     145   0.0002  0.0003
-    int8 groups of 64 int8 by 64    12.2  13.9  31.3    99      58   0.0076  0.0100
-    int8 groups of 32 int8 by 32    12.9  16.1  33.3   109      65   0.0034  0.0046  ← auto
-    int8 groups of 32 int8 by 16    11.4  14.9  38.1   144      84   0.0020  0.0024
-    f16               bf16          22.1  17.1  36.2   118      71   0.0007  0.0007
-    int4 groups of 32 exact         18.6  22.0  61.4   190     143   0.0008  0.0014
+    f32               exact         27.6  28.7  57.0   202     133   0
+    f16               exact         27.3  27.8  56.5   201     133   0.0000
+    int8 groups of 64 exact         15.9  19.2  71.8   217     144   0.0019  0.0023
+    int8 groups of 32 exact         17.0  20.1  72.0   213     145   0.0002  0.0003
+    int8 groups of 64 int8 by 64    12.8  13.9  31.3    99      58   0.0076  0.0100
+    int8 groups of 32 int8 by 32    12.6  15.6  33.3   109      65   0.0034  0.0046  ← auto
+    int8 groups of 32 int8 by 16    13.0  14.9  38.1   144      84   0.0020  0.0024
+    f16               bf16          22.0  17.1  36.2   118      71   0.0007  0.0007
+    int4 groups of 32 exact         17.8  22.0  61.4   190     143   0.0008  0.0014
 
 With the finest scale for every group instead, int8 by 32 has 0.0046 and 0.0053. f16 in bf16 is
 closer, but nearly twice as slow for one sequence, and twice as large.
