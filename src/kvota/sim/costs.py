@@ -1,4 +1,4 @@
-"""Step costs to begin with, until the machine at hand has been measured (`scripts/record_steps.py`)."""
+"""Step costs to begin with, until `scripts/record_steps.py` has measured the machine at hand."""
 
 from kvota.sim.executor import StepCost
 
