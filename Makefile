@@ -7,7 +7,7 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint bench golden lock clean
+.PHONY: serve test lint bench bench-desk golden lock clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,7 +15,8 @@ help:
 	@echo "make serve   install and serve a real model on http://$(HOST):$(PORT)  (MODEL= PORT= HOST= ARGS=)"
 	@echo "make test    install and run lint, types, layers and every test"
 	@echo "make lint    ruff, mypy --strict, import-linter"
-	@echo "make bench   the speed tables of README (takes a while)"
+	@echo "make bench   the speed tables of README (about ten minutes)"
+	@echo "make bench-desk   admission policies on recorded traffic, simulated (an hour; ARGS=--help)"
 
 $(VENV)/.run: requirements/run.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +42,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.run .venv-bench/.done
 	$(BIN)/python -m bench.speed $(ARGS)
+
+bench-desk: $(VENV)/.run
+	$(BIN)/python -m bench.desk $(ARGS)
 
 .venv-bench/.done: requirements/bench.lock
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench

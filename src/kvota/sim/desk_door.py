@@ -1,6 +1,7 @@
 """The real desk as the door of a simulated world: requests become tickets, events become calls."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Delta, Request
@@ -10,6 +11,7 @@ from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import DeskObserver
 from kvota.desk.ticket import Expired, Granted, Lane, Lease, Queued, Refused, Ticket
 from kvota.kv.cache import KVCache
+from kvota.node.pricing import ticket_of
 from kvota.sim.arrival import Arrival
 from kvota.sim.door import GO, Moves, No, Verdict, Wait
 
@@ -94,29 +96,12 @@ class DeskDoor:
         self.desk.check()
 
     def _ticket(self, request: Request, arrival: Arrival) -> Ticket:
-        prefix = self._prefix(request)
         first_s = arrival.first_token_s
-        return Ticket(
-            id=request.id,
+        return replace(
+            ticket_of(request, self._cache),
             tenant=arrival.tenant,
-            prompt_tokens=len(request.prompt),
-            max_tokens=request.max_tokens,
-            arrived_s=request.arrived_s,
-            band=request.band,
-            n=request.n,
-            cached_tokens=len(prefix) * self._cache.block_size,
-            prefix_blocks=prefix,
             first_token_deadline_s=None if first_s is None else request.arrived_s + first_s,
-            queue_deadline_s=request.queue_deadline_s,
-            deadline_s=request.deadline_s,
         )
-
-    def _prefix(self, request: Request) -> Sequence[Hashable]:
-        if not (request.use_prefix_cache and self._cache.has_prefix_cache):
-            return ()
-        chain = self._cache.chain(list(request.prompt), request.cache_salt)
-        num_cached = self._cache.match(chain) // self._cache.block_size
-        return [chain.hash_of(index) for index in range(num_cached)]
 
 
 def _granted(leases: Sequence[Lease]) -> Moves:
