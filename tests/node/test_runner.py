@@ -9,10 +9,11 @@ import pytest
 from kvota.core.clock import ManualClock
 from kvota.core.errors import InvalidRequest, Outcome, OutputTooLong, Refused
 from kvota.core.plan import Executor, StepPlan, StepResult
-from kvota.core.request import Delta, Ended, Event, Request, SamplingParams
+from kvota.core.request import Band, Delta, Ended, Event, Request, SamplingParams
 from kvota.desk.desk import Desk
 from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
+from kvota.desk.ticket import Stage
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.kv.cache import KVCache
@@ -35,6 +36,21 @@ class GatedExecutor(HashingExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.gate.wait(timeout=30)
+        return super().execute(plan)
+
+
+class StepwiseExecutor(HashingExecutor):
+    """Computes one step for every `allow`, and waits with the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=256, block_size=4)
+        self._allowed = threading.Semaphore(0)
+
+    def allow(self, num_steps: int = 1) -> None:
+        self._allowed.release(num_steps)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert self._allowed.acquire(timeout=30)
         return super().execute(plan)
 
 
@@ -214,10 +230,15 @@ async def test_a_request_that_waits_too_long_is_refused_and_never_runs() -> None
 
 
 async def test_the_view_tells_the_phase_of_everybody() -> None:
-    async with running(GatedExecutor()) as node:
+    executor = StepwiseExecutor()
+    async with running(executor) as node:
         _, first = node.submit("a", n=8, max_tokens=60)
         _, second = node.submit("b", prompt=[9, 8, 7])
-        views = {view.id: view for view in await node.runner.views()}
+        looking = asyncio.create_task(node.runner.views())
+        await asyncio.sleep(0)  # it has asked the engine, which answers between two steps
+        executor.allow()
+        views = {view.id: view for view in await looking}
+        executor.allow(1000)
         assert views["b"].phase is Phase.QUEUED
         assert (views["b"].position, views["b"].kv_blocks) == (1, 0)
         assert views["a"].phase in (Phase.PREFILL, Phase.DECODE)
@@ -305,3 +326,41 @@ async def test_it_is_stuck_only_when_work_waits_and_nothing_moves() -> None:
         executor.gate.set()
         await read(stream)
         assert not node.runner.is_stuck(node.clock.now())
+
+
+@asynccontextmanager
+async def one_paused_for_another(
+    executor: StepwiseExecutor,
+) -> AsyncIterator[tuple[Node, dict[str, RequestStream]]]:
+    """Of eight places: `batch` is paused for `urgent`; `late` would fit, but waits behind it."""
+    async with running(executor, preempt_after_s=0.0, preempt_min_run_s=0.0) as node:
+        streams = {
+            "batch": node.submit("batch", n=6, max_tokens=20, band=Band.BATCH)[1],
+            "other": node.submit("other", n=2, max_tokens=20)[1],
+        }
+        await until(lambda: node.engine.has_work())
+        node.clock.advance(1.0)
+        streams["urgent"] = node.submit("urgent", n=4, max_tokens=20)[1]
+        await until(lambda: node.desk.stage("batch") is Stage.PAUSING)
+        streams["late"] = node.submit("late", n=2, max_tokens=20, band=Band.BATCH)[1]
+        executor.allow()
+        await until(lambda: node.desk.stage("urgent") is Stage.GRANTED)
+        assert node.desk.stage("batch") is Stage.PAUSED
+        try:
+            yield node, streams
+        finally:
+            executor.allow(1000)
+
+
+async def test_a_cancelled_paused_request_ends_once_and_holds_nobody_up() -> None:
+    executor = StepwiseExecutor()
+    async with one_paused_for_another(executor) as (node, streams):
+        streams["batch"].cancel()
+        streams["batch"].cancel()
+        executor.allow(1000)
+        assert ended(await read(streams["batch"])).outcome is Outcome.CLIENT_CLOSED
+        for name in ("other", "urgent", "late"):
+            assert ended(await read(streams[name])).outcome is Outcome.COMPLETED
+        node.desk.check()
+        assert node.runner.num_open == 0
+        assert node.crashes == []

@@ -33,7 +33,7 @@ from kvota.core.errors import (
 )
 from kvota.core.request import Delta, Ended, EngineEvent, Event, Paused, Request
 from kvota.desk.desk import Desk
-from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Ticked, Ticket
+from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Stage, Ticked, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
 from kvota.engine.mailbox import (
     Cancel,
@@ -183,8 +183,10 @@ class EngineRunner:
             return False
         gone = ClientClosed("The request was cancelled.")
         if stream.is_submitted:
-            self._desk.cancel(request_id, Outcome.CLIENT_CLOSED, self._clock.now())
+            granted = self._desk.cancel(request_id, Outcome.CLIENT_CLOSED, self._now)
+            stream.is_released = self._desk.stage(request_id) is Stage.CLOSED  # it was paused
             self._engine.post(Cancel(request_id))
+            self._start_all(granted)
         else:
             self._end_in_line(stream, Outcome.CLIENT_CLOSED, gone)
         return True
