@@ -313,6 +313,28 @@ async def test_when_the_engine_dies_every_stream_ends_and_the_process_is_told() 
             node.submit("late")
 
 
+@pytest.mark.parametrize("call", ["release", "progress", "tick"])
+async def test_a_bug_in_the_desk_ends_every_stream_and_the_process_is_told(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **fields: Any) -> None:
+        raise RuntimeError("a bug in the desk")
+
+    executor = StepwiseExecutor()
+    async with running(executor) as node:
+        streams = [node.submit(f"r{i}", max_tokens=1)[1] for i in range(20)]
+        monkeypatch.setattr(node.desk, call, fail)
+        executor.allow()
+        answers = await asyncio.gather(*(read(stream) for stream in streams))
+        await asyncio.wait_for(node.runner.wait_ended(), 20)
+        executor.allow(1000)
+        assert ended(answers[-1]).outcome is Outcome.ENGINE_ERROR
+        assert node.runner.state is RunnerState.DEAD
+        assert [str(crash) for crash in node.crashes] == ["a bug in the desk"]
+        with pytest.raises(Refused):
+            node.submit("late")
+
+
 async def test_it_is_stuck_only_when_work_waits_and_nothing_moves() -> None:
     executor = GatedExecutor()
     async with running(executor) as node:

@@ -80,10 +80,14 @@ class EngineThread:
         """Seconds since a step ended."""
         return now - self._progress_s
 
-    async def join(self) -> None:
-        """Let the thread end after its present step, and wait for that."""
+    def let_end(self) -> None:
+        """Let the thread end after its present step."""
         self._is_stopping = True
         self._mailbox.post(Shutdown())
+
+    async def join(self) -> None:
+        """Let the thread end after its present step, and wait for that."""
+        self.let_end()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 

@@ -12,8 +12,9 @@ the decisions of one become letters to the other:
     pause            Pause; the engine's Paused event is the desk's `paused`
     the engine's end release, which may grant others
 
-A request ends exactly once: in line, here; in the engine, by its `Ended`. If the engine dies of a
-bug, every open stream ends with an error and `wait_ended` tells the process to exit with a failure.
+A request ends exactly once: in line, here; in the engine, by its `Ended`. If the engine or the desk
+dies of a bug, every open stream ends with an error and `wait_ended` tells the process to exit with
+a failure.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ class EngineRunner:
 
     @property
     def has_crashed(self) -> bool:
-        """True when the engine's thread has died of a bug."""
+        """True when the engine or the desk has died of a bug."""
         return self._died.is_set()
 
     @property
@@ -140,7 +141,7 @@ class EngineRunner:
         await self._drained.wait()
 
     async def wait_ended(self) -> None:
-        """Return when the engine's thread has died of a bug. Never returns otherwise."""
+        """Return when the engine or the desk has died of a bug. Never returns otherwise."""
         await self._died.wait()
 
     async def stop(self) -> None:
@@ -233,10 +234,13 @@ class EngineRunner:
             self._start(lease)
 
     async def _tick_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            if self._streams:
-                self._obey(self._desk.tick(self._clock.now()))
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                if self._streams:
+                    self._obey(self._desk.tick(self._now))
+        except Exception as bug:  # the boundary: without ticks nobody waits in time any more
+            self._die(bug)
 
     def _obey(self, ticked: Ticked) -> None:
         for expired in ticked.expired:
@@ -271,10 +275,13 @@ class EngineRunner:
 
     def _deliver(self, events: Events) -> None:
         now = self._now
-        for request_id, event in events:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                self._hear(stream, event, now)
+        try:
+            for request_id, event in events:
+                stream = self._streams.get(request_id)
+                if stream is not None:
+                    self._hear(stream, event, now)
+        except Exception as bug:  # the boundary: the rest of these events would be lost in silence
+            self._die(bug)
         self._settle()
 
     def _hear(self, stream: "_Stream", event: EngineEvent, now: float) -> None:
@@ -304,7 +311,11 @@ class EngineRunner:
         stream.push(event)
 
     def _die(self, crash: BaseException) -> None:
+        """A bug, in the engine or on this side of it: everything ends with an error."""
+        if self._state is RunnerState.DEAD:
+            return
         self._state = RunnerState.DEAD
+        self._engine.let_end()
         error = BackendFailed("The engine has failed and is being ended; the answer is lost.")
         for stream in list(self._streams.values()):
             self._finish(
