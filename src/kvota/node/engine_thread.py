@@ -14,6 +14,7 @@ from typing import Protocol
 from kvota.core.clock import Clock
 from kvota.core.request import EngineEvent
 from kvota.engine.mailbox import Letter, Mailbox, Shutdown
+from kvota.node.priority import give_way
 
 _IDLE_WAIT_S = 0.5
 _BLOCKED_WAIT_S = 0.005
@@ -93,6 +94,7 @@ class EngineThread:
 
     def _run(self, engine: Steppable) -> None:
         """The thread."""
+        give_way()
         try:
             while not self._is_stopping:
                 if engine.step():

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, TextIO
@@ -42,6 +43,7 @@ from kvota.node.options import (
 )
 from kvota.node.ports import RequestRecord
 from kvota.node.pricing import ticket_of
+from kvota.node.priority import giving_way
 from kvota.node.readiness import stall_log
 from kvota.node.runner import EngineRunner
 from kvota.node.served import ServedModel
@@ -97,13 +99,16 @@ def _load_node(
         path = resolve(model.model, cache_dir, fetching)
     before_bytes = resident_bytes()
     with screen.loading() as loading:
-        loaded = load_model(
-            path,
-            weights=model.weights,
-            kv_dtype=model.kv_cache_dtype,
-            num_threads=model.threads,
-            max_model_len=model.max_model_len,
-            progress=loading,
+        loaded = giving_way(
+            partial(
+                load_model,
+                path,
+                weights=model.weights,
+                kv_dtype=model.kv_cache_dtype,
+                num_threads=model.threads,
+                max_model_len=model.max_model_len,
+                progress=loading,
+            )
         )
     bill = _bill(loaded, model, engine, weights_bytes=resident_bytes() - before_bytes)
     served = _served(loaded, bill, model.served_name or _name_of(model.model, path), path)
