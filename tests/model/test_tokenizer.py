@@ -1,6 +1,7 @@
 """The Tokenizer on vocabularies small enough to read; `tests/support/tiny_tokenizer.py` is one."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,26 @@ def test_eos_at_the_end_is_not_doubled_either() -> None:
 def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="surrogate"):
         TINY.encode("a\ud800b")
+
+
+def test_a_long_text_does_not_keep_other_threads_from_running() -> None:
+    tokenizer, has_begun, is_over, num_turns = with_bos(), threading.Event(), threading.Event(), 0
+
+    def spin() -> None:
+        nonlocal num_turns
+        while not is_over.is_set():
+            num_turns += 1
+            has_begun.set()
+
+    spinner = threading.Thread(target=spin)
+    spinner.start()
+    has_begun.wait()
+    turns_before = num_turns
+    tokenizer.encode("ab " * 300_000)
+    turns_meanwhile = num_turns - turns_before
+    is_over.set()
+    spinner.join()
+    assert turns_meanwhile > 10_000
 
 
 def test_metaspace_pieces_are_spaces_and_bytes() -> None:

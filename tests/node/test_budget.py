@@ -1,7 +1,7 @@
 """Prompt and answer fit the model together, or the refusal says by how much they do not."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import (
@@ -10,7 +10,8 @@ from kvota.core.errors import (
     OutputTooLong,
     RequestError,
 )
-from kvota.node.budget import OutputBudget
+from kvota.node.budget import OutputBudget, refuse_hopeless
+from tests.support.http import tiny_served
 
 BUDGET = OutputBudget(64, prompt_field="prompt", limit_field="max_tokens")
 MAYBE = st.none() | st.integers(1, 100)
@@ -47,3 +48,23 @@ def test_each_misfit_has_its_own_error(
         BUDGET.granted(num_prompt, asked, None)
     assert type(caught.value) is kind
     assert caught.value.param == param
+
+
+@settings(max_examples=30)
+@given(st.text(max_size=400), st.integers(1, 40))
+def test_only_texts_that_cannot_fit_are_refused_unread(text: str, max_model_len: int) -> None:
+    model = tiny_served(max_model_len=max_model_len)
+    num_tokens = len(model.tokenizer.encode(text, add_special_tokens=False))
+    try:
+        refuse_hopeless(len(text), model, "prompt")
+    except ContextLengthExceeded:
+        assert num_tokens > max_model_len
+
+
+def test_a_text_far_beyond_the_model_is_refused_with_the_numbers() -> None:
+    model = tiny_served(max_model_len=8)
+    longest = model.tokenizer.longest_piece_bytes
+    refuse_hopeless(8 * longest, model, "prompt")
+    with pytest.raises(ContextLengthExceeded, match=r"is 8 tokens, .* at least 9") as caught:
+        refuse_hopeless(8 * longest + 1, model, "prompt")
+    assert caught.value.param == "prompt"

@@ -35,6 +35,7 @@ class Tokenizer:
         self._parts = parts
         self._spelling = read_spelling(parts.core)
         self.pieces: Sequence[bytes] = token_pieces(parts.core, self._spelling)
+        self.longest_piece_bytes = max(map(len, self.pieces), default=1)
         added = parts.core.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.bos_id = parts.bos_id
@@ -80,11 +81,13 @@ class Tokenizer:
         """
         core = self._parts.core if allow_special else self._literal_core
         try:
-            ids: list[int] = core.encode(text, add_special_tokens=False).ids
+            # unlike `encode`, this lets the other threads run while it works
+            [encoding] = core.encode_batch_fast([text], add_special_tokens=False)
         except TypeError as error:
             raise InvalidRequest(
                 "The text holds half of a UTF-16 surrogate pair, which is no character."
             ) from error
+        ids: list[int] = encoding.ids
         return self._framed(ids) if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvota.core.errors import ContextLengthExceeded, InvalidRequest, OutputTooLong
+from kvota.node.served import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,18 @@ class OutputBudget:
                 f"{self.prompt_field}, {asked} in the answer). Shorten one of them.",
                 param=self.limit_field,
             )
+
+
+def refuse_hopeless(num_characters: int, model: ServedModel, prompt_field: str) -> None:
+    """Refuse a text that cannot fit, before anybody spends time and memory on its tokens.
+
+    No token adds more characters than its piece has bytes, so this refuses nothing that would
+    fit. Raises ContextLengthExceeded.
+    """
+    least = -(-num_characters // model.tokenizer.longest_piece_bytes)
+    if least > model.max_model_len:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {model.max_model_len} tokens, and the "
+            f"{prompt_field} of {num_characters} characters would be at least {least}.",
+            param=prompt_field,
+        )

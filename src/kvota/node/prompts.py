@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvota.core.errors import InvalidRequest
+from kvota.node.budget import refuse_hopeless
 from kvota.node.served import ChatTemplate, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan
@@ -26,7 +27,7 @@ class ChatPrompt:
                 param="messages",
             )
         self._template: ChatTemplate = model.template
-        self._tokenizer = model.tokenizer
+        self._model = model
         self._messages = template_messages(body.messages)
         self._tools: Sequence[Mapping[str, Any]] | None = list(tools.tools) if tools else None
         self._continues = bool(body.continue_final_message)
@@ -47,7 +48,8 @@ class ChatPrompt:
 
     def _ids(self) -> list[int]:
         text = self.text()
-        return self._tokenizer.encode(text, add_special_tokens=self._adds_special)
+        refuse_hopeless(len(text), self._model, "messages")
+        return self._model.tokenizer.encode(text, add_special_tokens=self._adds_special)
 
     def text(self) -> str:
         rendered = _blaming(
@@ -83,6 +85,8 @@ async def encode_texts(
         encode = model.tokenizer.encode
         return [encode(text, add_special_tokens=adds_special) for text in texts]
 
+    for text in texts:
+        refuse_hopeless(len(text), model, "prompt")
     if sum(map(len, texts)) <= settings.inline_characters_max:
         return _blaming("prompt", encode_all)
     return await bench.run(

@@ -18,6 +18,10 @@ class Tokenizer(Protocol):
         """What each token adds to a text, by id; a piece may be part of a character."""
 
     @property
+    def longest_piece_bytes(self) -> int:
+        """The most bytes that one token adds to a text."""
+
+    @property
     def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
