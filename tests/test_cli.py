@@ -90,6 +90,16 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     assert f"Cannot listen on 127.0.0.1 port {port}" in " ".join(err.split())
 
 
+def test_an_error_is_shown_whole_also_where_it_has_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kvota.toml"
+    file.write_text("[engin]\nthreads = 1\n")
+    code, _, err = run(["serve", "--config", str(file)], monkeypatch, capsys)
+    assert code == cli.EXIT_STARTUP_FAILED
+    assert "unknown section [engin]: did you mean engine?" in " ".join(err.split())
+
+
 def test_chat_without_a_server_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

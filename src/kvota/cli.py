@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvota import __version__, cli_sim
@@ -259,5 +260,5 @@ def _settings(file: Path | None, flags: dict[str, Any]) -> Config:
 
 def _fail(error: KvotaError) -> NoReturn:
     kind = "" if isinstance(error, ServerUnusable) else "[bold]kvota cannot start.[/bold] "
-    Console(stderr=True, highlight=False).print(f"{kind}{error.message}", soft_wrap=True)
+    Console(stderr=True, highlight=False).print(f"{kind}{escape(error.message)}", soft_wrap=True)
     sys.exit(EXIT_STARTUP_FAILED)

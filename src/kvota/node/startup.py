@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -60,13 +61,13 @@ class Startup:
     def show_model(self, name: str, path: Path, loaded: LoadedModel) -> None:
         compiled = loaded.compiled
         self._console.print(
-            f"[bold]{name}[/bold]  {path}\n"
+            f"[bold]{escape(name)}[/bold]  {escape(str(path))}\n"
             f"weights {loaded.weight_format} · {compiled.num_threads} threads · "
             f"context {loaded.max_position:,} tokens",
             soft_wrap=True,
         )
         for warning in loaded.warnings:
-            self._console.print(f"[yellow]Note:[/yellow] {warning}", soft_wrap=True)
+            self._console.print(f"[yellow]Note:[/yellow] {escape(warning)}", soft_wrap=True)
 
     def show_bill(self, bill: MemoryBill) -> None:
         lines = bill.lines()
