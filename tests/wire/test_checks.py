@@ -188,6 +188,7 @@ def test_free_text_has_no_form(fields: dict[str, Any]) -> None:
          "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"json": "not json"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},

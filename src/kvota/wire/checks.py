@@ -200,6 +200,11 @@ def _response_form(request: GenerationFields) -> Form | None:
 
 
 def _structured_form(asked: StructuredOutputs) -> Form | None:
+    if asked.structural_tag is not None:
+        raise InvalidRequest(
+            "`structured_outputs.structural_tag` is not supported: use `grammar` instead.",
+            param="structured_outputs.structural_tag",
+        )
     forms = [
         Form(FormKind.REGEX, asked.regex, "structured_outputs.regex"),
         Form(FormKind.CHOICE, asked.choice, "structured_outputs.choice"),

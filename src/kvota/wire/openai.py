@@ -43,6 +43,8 @@ class StructuredOutputs(Struct, kw_only=True):
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
 
+    structural_tag: Unsupported = None
+
 
 class JsonSchemaFormat(Struct, kw_only=True):
     name: str | None = None
