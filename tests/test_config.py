@@ -47,7 +47,6 @@ def test_the_environment_can_hold_a_list() -> None:
         ("[model]\nweights = 'int3'", "weights"),
         ("[desk]\nlong_kv_share = 2", "long_kv_share"),
         ("[desk]\nadmission = 'guess'", "admission"),
-
         ("[model]\nthreads = 0", "threads is 0"),
         ("[server]\nport = 70000", "port is 70000"),
         ("[server]\nheartbeat_s = nan", "heartbeat_s is nan"),
