@@ -93,10 +93,12 @@ def architecture_of(
 def _family(metadata: Mapping[str, Any], origin: str) -> str:
     """Our name of the architecture, once the file is known to hold one whole model of it."""
     if metadata.get("general.type", "model") != "model":
-        raise unsupported(origin, f"a GGUF of type {metadata['general.type']!r}.", ["model"])
+        raise unsupported(
+            origin, f"a GGUF of type {metadata['general.type']!r} is not supported.", ["model"]
+        )
     arch = str(metadata.get("general.architecture"))
     if arch not in FAMILIES:
-        raise unsupported(origin, f"GGUF architecture {arch!r}.", FAMILIES)
+        raise unsupported(origin, f"the GGUF architecture {arch!r} is not supported.", FAMILIES)
     if metadata.get("split.count", 1) not in (0, 1):
         raise unsupported(
             origin,
@@ -202,7 +204,7 @@ def _rope_kind(keys: Settings, tensors: Mapping[str, tuple[float, ...]]) -> Rope
     fallback = "linear" if keys.get("rope.scale_linear") else "none"
     name = str(keys.get("rope.scaling.type") or fallback)
     if name not in kinds:
-        raise unsupported(keys.origin, f"rope scaling {name!r}.", kinds)
+        raise unsupported(keys.origin, f"rope scaling {name!r} is not supported.", kinds)
     factors = tensors.get("rope_freqs.weight", ())
     if all(factor == 1.0 for factor in factors):
         return kinds[name]

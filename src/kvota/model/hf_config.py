@@ -89,7 +89,7 @@ def _family(config: Settings) -> str:
         shown = str(config.get("model_type"))
         family = shown if shown in FAMILIES.values() else None
     if family is None:
-        raise unsupported(config.origin, f"the architecture {shown}.", FAMILIES)
+        raise unsupported(config.origin, f"the architecture {shown} is not supported.", FAMILIES)
     return family
 
 
@@ -104,7 +104,9 @@ def _check_supported(config: Settings) -> None:
         )
     activation = config.get("hidden_act")
     if activation is not None and activation not in _ACTIVATIONS:
-        raise unsupported(config.origin, f"the activation {activation!r}.", _ACTIVATIONS)
+        raise unsupported(
+            config.origin, f"the activation {activation!r} is not supported.", _ACTIVATIONS
+        )
 
 
 def _head_size(config: Settings, num_heads: int) -> int:
@@ -153,5 +155,7 @@ def _window_layers(config: Settings, num_layers: int) -> tuple[bool, ...] | None
         raise config.wrong("layer_types", f"a list of {num_layers} names, one a layer")
     for name in types:
         if name not in _LAYER_TYPES:
-            raise unsupported(config.origin, f"the layer type {name!r}.", _LAYER_TYPES)
+            raise unsupported(
+                config.origin, f"the layer type {name!r} is not supported.", _LAYER_TYPES
+            )
     return tuple(name == "sliding_attention" for name in types)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvota.core.errors import ConfigError
+from kvota.core.errors import ConfigError, ModelError
 from kvota.model.architecture import Architecture, Weight, WeightSource
 from kvota.model.compiled import Compiled, KvDtype, compile_model
 from kvota.model.gguf_source import read_gguf_metadata
@@ -79,6 +79,11 @@ def load_model(
         raise ConfigError(
             f"max_model_len is {max_model_len:,}, but {path} is made for at most "
             f"{paged.max_position:,} tokens."
+        )
+    if tokenizer.vocab_size > paged.vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model's output "
+            f"only {paged.vocab_size:,}. They do not belong together; fetch both again."
         )
     grammar = GrammarCompiler(
         tokenizer.to_json(), paged.vocab_size, sorted(tokenizer.eos_ids) or [0]

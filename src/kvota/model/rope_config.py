@@ -81,7 +81,7 @@ def _kind(table: Settings) -> RopeKind:
         )
     name = names.pop()
     if name not in _SUPPORTED:
-        raise unsupported(table.origin, f"rope scaling {name!r}.", _SUPPORTED)
+        raise unsupported(table.origin, f"rope scaling {name!r} is not supported.", _SUPPORTED)
     if not table.flag("truncate", True):
         raise unsupported(table.origin, "rope scaling with truncate = false.", ["truncate = true"])
     return RopeKind(name)

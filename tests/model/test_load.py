@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+
+from kvota.core.errors import ModelError
+from kvota.model.load import load_model
+from tests.support.tiny_models import tiny_architecture, write_safetensors
+from tests.support.tiny_tokenizer import VOCAB_SIZE
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_counts(
+    tmp_path: Path,
+) -> None:
+    write_safetensors(tmp_path, architecture=tiny_architecture("llama", vocab_size=256))
+    with pytest.raises(ModelError, match=rf"tokenizer has {VOCAB_SIZE} tokens.* only 256"):
+        load_model(tmp_path)
