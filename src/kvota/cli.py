@@ -172,11 +172,13 @@ def serve(
 
 @app.command()
 def chat(
-    message: Annotated[str | None, typer.Argument(help="Say only this and end.")] = None,
+    message: Annotated[
+        str | None, typer.Argument(help="Say only this (or what is piped in) and end.")
+    ] = None,
     url: Annotated[str, typer.Option(envvar="KVOTA_URL")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="[default: the server's first]")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 512,
     temperature: Annotated[float | None, typer.Option(help="0 is deterministic.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="KVOTA_API_KEY")] = None,
 ) -> None:
@@ -185,6 +187,8 @@ def chat(
         conversation = Conversation(
             client, model=model, system=system, max_tokens=max_tokens, temperature=temperature
         )
+        if message is None and not sys.stdin.isatty():
+            message = sys.stdin.read()
         if message is None:
             converse(conversation, ask=lambda: input("> "), show=_show)
             return

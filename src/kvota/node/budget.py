@@ -32,9 +32,9 @@ class OutputBudget:
             )
         if left < 1:
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {self.max_model_len} tokens, and the "
-                f"{self.prompt_field} alone has {num_prompt}. Leave room for at least one token "
-                "of output.",
+                f"This model's maximum context length is {self.max_model_len} tokens, and "
+                f"`{self.prompt_field}` alone takes {num_prompt}. Leave room for at least one "
+                "token of output.",
                 param=self.prompt_field,
             )
         if asked is not None:

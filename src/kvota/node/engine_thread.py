@@ -69,9 +69,13 @@ class EngineThread:
         self.call_on_loop(lambda: self._deliver(events))
 
     def call_on_loop(self, work: Callable[[], None]) -> None:
-        """From the engine's thread: do this on the event loop, soon."""
+        """From the engine's thread: do this on the event loop, soon.
+
+        Nobody listens any more when a step has outlasted the end of the loop.
+        """
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(work)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work)
 
     def note_progress(self) -> None:
         """Count the time without progress from now on."""

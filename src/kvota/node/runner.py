@@ -197,7 +197,11 @@ class EngineRunner:
         place = self._desk.position(request_id, self._clock.now())
         if place is None:
             return None
-        return Waiting(place.position + 1, place.eta_s, why_waiting(self._desk, request_id))
+        return Waiting(
+            place.position + 1,
+            place.eta_s,
+            why_waiting(self._desk, request_id, self._desk.snapshot()),
+        )
 
     async def views(self) -> Sequence[RequestView]:
         loop = asyncio.get_running_loop()
@@ -214,8 +218,9 @@ class EngineRunner:
             except TimeoutError:
                 states = ()  # a step that does not end: what the desk knows is shown alone
         by_id = {state.request_id: state for state in states}
+        desk, counts, now = self._desk, self._desk.snapshot(), self._clock.now()
         return [
-            view_of(self._desk, stream.request, by_id.get(name), self._clock.now(), self._model)
+            view_of(desk, counts, stream.request, by_id.get(name), now, self._model)
             for name, stream in self._streams.items()
         ]
 

@@ -35,9 +35,16 @@ class ToolDialect:
         return _Splitter(ToolCallParser(self._format, self._new_id))
 
     def forced(self, use: ToolUse) -> NewConstraint:
-        """A grammar of calls and nothing else. Raises InvalidRequest for a bad schema."""
+        """A grammar of calls and nothing else; one call where the function is named.
+
+        Raises InvalidRequest for a bad schema.
+        """
         lark = forced_grammar(
-            self._format, use.tools, use.name, parallel=use.parallel, marker_ids=self._marker_ids
+            self._format,
+            use.tools,
+            use.name,
+            parallel=use.parallel and use.name is None,
+            marker_ids=self._marker_ids,
         )
         return self._grammar.tool_calls(lark, param=PARAM)
 

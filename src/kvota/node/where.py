@@ -12,11 +12,11 @@ from kvota.telemetry.metrics import DeskGauges
 CLIENT_ID = "client_id"  # the label that holds the client's own request id
 
 
-def why_waiting(desk: Desk, request_id: str) -> str:
-    """What a waiting request waits for, in a few plain words."""
+def why_waiting(desk: Desk, request_id: str, seen: DeskSnapshot) -> str:
+    """What a waiting request waits for, in a few plain words. `seen` is the desk's snapshot."""
     if desk.stage(request_id) is Stage.PAUSED:
         return "paused for shorter requests"
-    seen, settings = desk.snapshot(), desk.settings
+    settings = desk.settings
     if seen.num_choices >= settings.max_running_requests:
         return f"all {settings.max_running_requests} places are taken"
     is_long = desk.lane(request_id) is Lane.LONG
@@ -26,7 +26,12 @@ def why_waiting(desk: Desk, request_id: str) -> str:
 
 
 def view_of(
-    desk: Desk, request: Request, state: RequestState | None, now: float, model: str
+    desk: Desk,
+    seen: DeskSnapshot,
+    request: Request,
+    state: RequestState | None,
+    now: float,
+    model: str,
 ) -> RequestView:
     """`state` is what the engine says; None while it does not know the request."""
     place = desk.position(request.id, now)
@@ -41,7 +46,7 @@ def view_of(
         age_s=now - request.arrived_s,
         position=place.position + 1 if place is not None else None,
         eta_s=place.eta_s if place is not None else None,
-        why=why_waiting(desk, request.id) if place is not None else None,
+        why=why_waiting(desk, request.id, seen) if place is not None else None,
         prompt_tokens=len(request.prompt),
         computed_tokens=state.computed_tokens if state is not None else 0,
         cached_tokens=state.cached_tokens if state is not None else 0,
