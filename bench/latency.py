@@ -12,6 +12,7 @@ from bench.server_process import RunningServer
 from bench.workload import prompts
 from kvota.model.executor import OpenVinoExecutor
 
+SETTLE_S = 0.2
 LONE_TOKENS = 64
 PREFIX_TOKENS = 1000
 
@@ -55,11 +56,16 @@ class RepeatedPrefix:
 def lone_request(
     server: RunningServer, executor: OpenVinoExecutor, vocab_size: int, rounds: int
 ) -> LoneRequest:
-    """Alternate the two, so that a noisy machine disturbs both alike."""
+    """Alternate the two, so that a noisy machine disturbs both alike.
+
+    Before each, the other side's compute threads get time to stop waiting actively for work.
+    """
     over_http, in_model = [], []
     for number in range(rounds + 1):  # the first one warms up and is dropped
         http_prompt, own_prompt = prompts(2, LONE_TOKENS, vocab_size, ("lone", number))
+        time.sleep(SETTLE_S)
         over_http.append(_first_token_s(server, http_prompt))
+        time.sleep(SETTLE_S)
         start_s = time.perf_counter()
         step(executor, own_prompt)
         in_model.append(time.perf_counter() - start_s)

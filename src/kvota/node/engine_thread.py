@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvota.core.clock import Clock
-from kvota.core.request import EngineEvent
+from kvota.core.request import EngineEvent, PromptRead
 from kvota.engine.mailbox import Letter, Mailbox, Shutdown
 from kvota.node.priority import give_way
 
+HEAD_START_S = 0.005  # at most; it is over as soon as the tokens are written
 _IDLE_WAIT_S = 0.5
 _BLOCKED_WAIT_S = 0.005
 
@@ -67,6 +68,21 @@ class EngineThread:
     def publish(self, events: Events) -> None:
         """Take the events of one step. Called on the engine's thread."""
         self.call_on_loop(lambda: self._deliver(events))
+        if any(type(event) is PromptRead for _, event in events):
+            self._give_head_start()
+
+    def _give_head_start(self) -> None:
+        """Let first tokens reach their sockets before the next step takes every core."""
+        loop = self._loop
+        assert loop is not None
+        written = threading.Event()
+        # Two turns of the loop: streams wake in the first and write in the second.
+
+        def first_turn() -> None:
+            loop.call_soon(written.set)
+
+        self.call_on_loop(lambda: _soon(loop, first_turn))
+        written.wait(HEAD_START_S)
 
     def call_on_loop(self, work: Callable[[], None]) -> None:
         """From the engine's thread: do this on the event loop, soon.
@@ -108,3 +124,7 @@ class EngineThread:
         except BaseException as crash:  # the boundary: a bug ends the process, loudly
             fatal = crash
             self.call_on_loop(lambda: self._on_death(fatal))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    loop.call_soon(work)
