@@ -26,7 +26,6 @@ class Choice:
     text: TextStream
     constraint: Constraint | None
     num_tokens: int = 0
-    is_open: bool = True
 
 
 @dataclass(slots=True)
@@ -93,8 +92,6 @@ class Answer:
 
     def close_empty(self) -> list[Delta]:
         """End every choice without a token: nothing but the prompt was asked for."""
-        for choice in self.choices:
-            choice.is_open = False
         self.num_open = 0
         return [Delta(choice.index, "", finish=FinishReason.LENGTH) for choice in self.choices]
 
@@ -122,7 +119,6 @@ class Answer:
         reason: FinishReason,
         stop: str | int | None,
     ) -> Delta:
-        choice.is_open = False
         self.num_open -= 1
         return Delta(choice.index, text, (sampled.token,), _logprobs(sampled), reason, stop)
 

@@ -56,9 +56,6 @@ class _Weights:
         self._source = source
         self._format = weight_format
 
-    def has(self, name: str) -> bool:
-        return name in self._source.weights
-
     def _find(self, name: str, shape: tuple[int, ...]) -> Weight:
         weight = self._source.weights.get(name)
         if weight is None:

@@ -77,10 +77,11 @@ class Scheduler:
 
         group = scheduler.add(request)            # may be called before any plan
         while plan := scheduler.plan(now):        # None: nothing can run
-            try: result = executor.execute(plan)
-            except …: scheduler.fail(plan)
-            done = scheduler.commit(plan, result)
+            done = scheduler.commit(plan, executor.execute(plan))
             for sequence, sampled in done.sampled: … scheduler.finish(sequence)
+
+    When the executor raises, either repeat the plan in parts and commit what came out, as the
+    engine does, or `fail` it as a whole.
     """
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
