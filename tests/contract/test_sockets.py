@@ -8,7 +8,7 @@ import msgspec
 import psutil
 import pytest
 
-from kvota.node import connection
+from kvota.edge import connection
 from tests.support.http_client import CHAT, COMPLETIONS, Reply, checked_error
 from tests.support.live_node import MODEL, LiveNode, live_node, until
 from tests.support.raw_http import RawConnection, post_bytes

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from kvota.core.clock import Clock, SystemClock
+from kvota.edge.listening import bind, http_server
 from kvota.engine.text import Vocabulary
 from kvota.model.grammar import GrammarCompiler
 from kvota.model.template import ChatTemplate
@@ -26,7 +27,6 @@ from kvota.model.tool_format import ToolFormat
 from kvota.node.options import DeskOptions, EngineSettings, ServerSettings
 from kvota.node.serve import Node, build_node
 from kvota.node.served import ServedModel
-from kvota.node.server import bind, http_server
 from kvota.node.tool_dialect import ToolDialect
 from kvota.telemetry.log import new_log
 from tests.support.http_client import Client

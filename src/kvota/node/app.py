@@ -26,14 +26,14 @@ from starlette.types import Receive, Scope, Send
 from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError
 from kvota.core.request import Request
+from kvota.edge.arrival import Arrivals
+from kvota.edge.exchange import Exchange
+from kvota.edge.problems import ErrorPages, error_headers, error_response
 from kvota.node.about import About
-from kvota.node.arrival import Arrivals
-from kvota.node.exchange import Exchange
 from kvota.node.generating import Edge, GeneratingEndpoint
 from kvota.node.intake import Intake
 from kvota.node.live_requests import LiveRequests
 from kvota.node.ports import RecordRequest, RenderMetrics, Runner
-from kvota.node.problems import ErrorPages, error_headers, error_response
 from kvota.node.readiness import Progress, ReportStall, tell_nobody
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings

@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled, RequestTimeout
 from kvota.core.request import Delta, PromptRead, Request
+from kvota.edge.arrival import Arrival, Arrivals, client_id
+from kvota.edge.exchange import Exchange
+from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.node.answer import Chunk, coalesced, usage_of
-from kvota.node.arrival import Arrival, Arrivals, client_id
-from kvota.node.exchange import Exchange
 from kvota.node.generation import Generation
 from kvota.node.intake import Prepared
 from kvota.node.ports import RecordRequest, RequestRecord, Runner
-from kvota.node.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.node.settings import HttpSettings
 from kvota.wire import sse
 from kvota.wire.decode import BodyDecoder

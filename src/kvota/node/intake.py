@@ -12,8 +12,8 @@ from random import Random
 
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Request, SamplingParams
+from kvota.edge.arrival import Arrival
 from kvota.node.answer import Answer, Heading
-from kvota.node.arrival import Arrival
 from kvota.node.budget import OutputBudget
 from kvota.node.chat_answer import ChatAnswer, ChatWish
 from kvota.node.completion_answer import CompletionAnswer, CompletionWish

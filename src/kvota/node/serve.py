@@ -25,6 +25,7 @@ from kvota.core.plan import Executor
 from kvota.desk.desk import Desk
 from kvota.desk.entry import lane_of
 from kvota.desk.forecast import Forecast
+from kvota.edge.listening import bind, listen
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.engine.text import Vocabulary
@@ -47,7 +48,7 @@ from kvota.node.priority import giving_way
 from kvota.node.readiness import stall_log
 from kvota.node.runner import EngineRunner
 from kvota.node.served import ServedModel
-from kvota.node.server import bind, listen, serve
+from kvota.node.server import serve
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.node.tool_dialect import ToolDialect

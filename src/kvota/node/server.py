@@ -8,62 +8,16 @@ the engine dies           every stream ends with an error, then exit 1
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
-from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
-
-from kvota.core.errors import ConfigError
-from kvota.node.connection import BoundedConnection
+from kvota.edge.listening import http_server, stop_signals
 from kvota.node.engine_thread import Steppable
 from kvota.node.runner import EngineRunner
 
-KEEP_ALIVE_S = 75
-BACKLOG = 1024
 STOP_TIMEOUT_S = 5.0
-FLUSH_TIMEOUT_S = 2
 EXIT_OK = 0
 EXIT_ENGINE_DIED = 1
-EXIT_FORCED = 130
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Take the address, without listening on it yet. Raises ConfigError when it cannot be had."""
-    with _told_as_config_error(host, port):
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        taken = socket.socket(family, kind, protocol)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(address)
-        except OSError:
-            taken.close()
-            raise
-    return taken
-
-
-def listen(taken: socket.socket) -> None:
-    """Let clients in: from here on they are answered. Raises ConfigError.
-
-    Two processes may bind one address while neither listens; the second to listen is told.
-    """
-    with _told_as_config_error(*taken.getsockname()[:2]):
-        taken.listen(BACKLOG)
-
-
-@contextlib.contextmanager
-def _told_as_config_error(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot listen on {host} port {port}: {error.strerror or error}. "
-            "Choose another with --host and --port."
-        ) from error
 
 
 async def serve(
@@ -76,7 +30,7 @@ async def serve(
 ) -> int:
     """Run the engine and answer on `taken` until told to stop. Returns the exit status."""
     server = http_server(app)
-    stop = _stop_signals()
+    stop = stop_signals()
     runner.start(engine)
     listening = asyncio.create_task(server.serve(sockets=[taken]))
     crashed = asyncio.create_task(runner.wait_ended())
@@ -89,48 +43,6 @@ async def serve(
     for task in (crashed, told):
         task.cancel()
     return EXIT_ENGINE_DIED if runner.has_crashed else EXIT_OK
-
-
-def http_server(app: Any) -> uvicorn.Server:
-    """A server of `app` that leaves signals alone; `serve(sockets=[…])` runs it."""
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=BoundedConnection,
-            loop="none",
-            lifespan="on",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
-            backlog=BACKLOG,
-        )
-    )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its own idea of signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _stop_signals() -> asyncio.Event:
-    """An event that the first signal sets; the second one ends the process on the spot."""
-    told = asyncio.Event()
-
-    def on_signal() -> None:
-        if told.is_set():
-            os._exit(EXIT_FORCED)
-        told.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return told
 
 
 async def _drain(runner: EngineRunner, drain_timeout_s: float) -> None:

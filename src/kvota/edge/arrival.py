@@ -10,7 +10,7 @@ from typing import Final
 from kvota.core.clock import Clock
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Band
-from kvota.node.settings import HttpSettings
+from kvota.edge.settings import EdgeSettings
 
 REQUEST_ID_LENGTH_MAX: Final = 128
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
@@ -36,7 +36,7 @@ class Arrivals:
     """Makes Arrivals. `unix_time` gives wall-clock seconds."""
 
     def __init__(
-        self, settings: HttpSettings, clock: Clock, unix_time: Callable[[], float], chance: Random
+        self, settings: EdgeSettings, clock: Clock, unix_time: Callable[[], float], chance: Random
     ) -> None:
         self._settings = settings
         self._clock = clock

@@ -17,8 +17,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.errors import BodyTooLarge, ClientClosed, InvalidRequest, UnsupportedMediaType
-from kvota.node.problems import RawHeaders
-from kvota.node.settings import HttpSettings
+from kvota.edge.problems import RawHeaders
+from kvota.edge.settings import EdgeSettings
 from kvota.wire import sse
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -28,7 +28,7 @@ _Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
 class Exchange:
     """`headers` are added to whatever answer is sent. Used by one task, plus its companions."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: EdgeSettings) -> None:
         self._receive = receive
         self._send = send
         self._settings = settings

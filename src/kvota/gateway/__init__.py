@@ -1,0 +1,1 @@
+"""The gateway: one door for a team, in front of any engine."""
