@@ -5,11 +5,17 @@
     │   ├── InvalidRequest           400 invalid_request
     │   ├── ContextLengthExceeded    400 context_length_exceeded
     │   ├── OutputTooLong            400 output_too_long
+    │   ├── Unauthorized             401 missing_api_key · invalid_api_key · expired_api_key
+    │   ├── Forbidden                403 model_not_allowed · not_allowed
+    │   ├── ContentFiltered          400 content_filtered
     │   ├── NotFound                 404 not_found
     │   │   └── ModelNotFound        404 model_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
     │   ├── BodyTooLarge             413 body_too_large
     │   └── UnsupportedMediaType     415 unsupported_media_type
+    ├── RateLimited                this key's own limit; a retry helps after `retry_after_s`
+    │                                429 rate_limit_requests · rate_limit_tokens ·
+    │                                    rate_limit_concurrency · abuse_blocked
     ├── Refused                    the service is at its limit; a retry helps after `retry_after_s`
     │                                503 queue_full · kv_budget_exhausted · deadline_unreachable ·
     │                                    queue_timeout · draining · engine_restarting
@@ -73,6 +79,41 @@ class OutputTooLong(RequestError):
     code = "output_too_long"
 
 
+class KeyProblem(StrEnum):
+    """What is wrong with a request's API key. The value is the error code."""
+
+    MISSING = "missing_api_key"
+    INVALID = "invalid_api_key"
+    EXPIRED = "expired_api_key"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    kind = "authentication_error"
+
+    def __init__(self, problem: KeyProblem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+class Forbidden(RequestError):
+    """The key is good and may not do this."""
+
+    status = 403
+    code = "not_allowed"
+    kind = "permission_error"
+
+
+class ModelNotAllowed(Forbidden):
+    code = "model_not_allowed"
+
+
+class ContentFiltered(RequestError):
+    """The text holds something that this server's operator does not let through."""
+
+    code = "content_filtered"
+
+
 class NotFound(RequestError):
     status = 404
     code = "not_found"
@@ -95,6 +136,28 @@ class BodyTooLarge(RequestError):
 class UnsupportedMediaType(RequestError):
     status = 415
     code = "unsupported_media_type"
+
+
+class Limit(StrEnum):
+    """Which of a key's limits is reached. The value is the error code and the metric label."""
+
+    REQUESTS = "rate_limit_requests"
+    TOKENS = "rate_limit_tokens"
+    CONCURRENCY = "rate_limit_concurrency"
+    ABUSE = "abuse_blocked"
+
+
+class RateLimited(KvotaError):
+    """The caller's own limit is reached, not the service's. `retry_after_s`: its window frees."""
+
+    status = 429
+    kind = "rate_limit_error"
+    retryable = True
+
+    def __init__(self, limit: Limit, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class Refusal(StrEnum):
@@ -179,5 +242,8 @@ class Outcome(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     REQUEST_TIMEOUT = "request_timeout"
     CLIENT_CLOSED = "client_closed"
+    SLOW_READER = "slow_reader"  # took nothing of its answer for too long
+    DENIED = "denied"  # no key, a wrong one, or one that may not
+    RATE_LIMITED = "rate_limited"  # the caller's own limit
     ENGINE_ERROR = "engine_error"
     SHUTDOWN = "shutdown"

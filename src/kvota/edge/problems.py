@@ -10,15 +10,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from kvota.core.errors import (
+    Forbidden,
     KvotaError,
     MethodNotAllowed,
     NotFound,
     Outcome,
+    RateLimited,
     Refusal,
     Refused,
     RequestCancelled,
     RequestError,
     RequestTimeout,
+    Unauthorized,
 )
 from kvota.wire.responses import ErrorBody, ErrorResponse
 
@@ -37,7 +40,11 @@ def error_response(error: KvotaError) -> ErrorResponse:
 
 
 def error_code(error: KvotaError) -> str:
-    return error.reason.value if isinstance(error, Refused) else error.code
+    if isinstance(error, Refused):
+        return error.reason.value
+    if isinstance(error, RateLimited):
+        return error.limit.value
+    return error.problem.value if isinstance(error, Unauthorized) else error.code
 
 
 def error_headers(error: KvotaError, chance: Random) -> RawHeaders:
@@ -47,6 +54,11 @@ def error_headers(error: KvotaError, chance: Random) -> RawHeaders:
         headers.append((b"x-should-retry", b"false"))
     elif error.retryable:
         headers.append((b"x-should-retry", b"true"))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, RateLimited):
+        # Exact: the window frees at that moment, and only for this caller.
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
     if isinstance(error, Refused):
         headers.append((b"retry-after", b"%d" % retry_after_s(error.retry_after_s, chance)))
         if error.reason is Refusal.DRAINING:
@@ -62,8 +74,12 @@ def retry_after_s(estimate_s: float, chance: Random) -> int:
 
 def outcome_of(error: KvotaError) -> Outcome:
     """How a request ended that failed before or without the engine saying so."""
+    if isinstance(error, Unauthorized | Forbidden):
+        return Outcome.DENIED
     if isinstance(error, RequestError):
         return Outcome.INVALID
+    if isinstance(error, RateLimited):
+        return Outcome.RATE_LIMITED
     if isinstance(error, Refused):
         if error.reason is Refusal.QUEUE_TIMEOUT:
             return Outcome.QUEUE_TIMEOUT
