@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Azure CSV, Mooncake, ServeGen or ShareGPT file.")],
+    trace: Annotated[Path, typer.Option(help="Azure CSV, Mooncake, ServeGen, ShareGPT, or a journal.")],
     policy: Annotated[Admission, typer.Option(help="How the desk prices a request.")] = (
         Admission.FORECAST
     ),

@@ -5,11 +5,21 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
+from typing import Any
 
+import msgspec
 import pytest
 
 from kvota.sim.arrival import Arrival, prompt_of
-from kvota.sim.traces import TraceError, read_azure, read_mooncake, read_sharegpt, spread
+from kvota.sim.traces import (
+    TraceError,
+    read_azure,
+    read_mooncake,
+    read_own_journal,
+    read_sharegpt,
+    spread,
+)
+from kvota.telemetry.journal import JournalLine
 
 TRACES = Path("bench/traces")
 ALL_TRACES = Path(os.environ.get("KVOTA_TRACES", "../shared/traces"))
@@ -99,3 +109,42 @@ def test_a_broken_row_is_named_with_its_file_and_line(tmp_path: Path) -> None:
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,12,many\n")
     with pytest.raises(TraceError, match=r"broken\.csv:2"):
         list(read_azure(path))
+
+
+def journal_of(path: Path, *lines: JournalLine) -> Path:
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def journal_line(at: float, outcome: str = "completed", **fields: Any) -> JournalLine:
+    return JournalLine(
+        v=1, at=at, id=f"r{at}", model="m", outcome=outcome, prompt_tokens=600,
+        **{"output_tokens": 20, "total_s": 1.0, **fields},
+    )  # fmt: skip
+
+
+def test_a_journal_is_served_in_order_of_arrival(tmp_path: Path) -> None:
+    path = journal_of(
+        tmp_path / "j", journal_line(12.0, prefix=(5, 6)), journal_line(10.0, n=2, tenant="a")
+    )
+    first, second = read_own_journal(path)
+    assert (first.at_s, first.tenant, first.n, first.output_tokens) == (0.0, "a", 2, 10)
+    assert (second.at_s, second.output_tokens, second.prefix) == (2.0, 20, (5, 6))
+    assert len(prompt_of(second, 1)) == 600
+    assert prompt_of(second, 1)[:512] == prompt_of(second, 2)[:512]
+
+
+def test_what_got_no_answer_counts_with_all_that_was_allowed(tmp_path: Path) -> None:
+    path = journal_of(
+        tmp_path / "j",
+        journal_line(1.0, "refused", output_tokens=0, max_tokens=300),
+        journal_line(2.0, "client_closed", output_tokens=3),
+        journal_line(3.0, "invalid", output_tokens=0),
+    )
+    assert [one.output_tokens for one in read_own_journal(path, max_tokens=64)] == [300, 64]
+
+
+def test_a_file_that_is_no_journal_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text('{"v": 1}\n{"v": 1}\n')
+    with pytest.raises(TraceError, match="line 1"):
+        list(read_own_journal(tmp_path / "j"))

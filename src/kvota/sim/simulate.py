@@ -22,6 +22,7 @@ from kvota.sim.traces import (
     open_trace,
     read_azure,
     read_mooncake,
+    read_own_journal,
     read_sharegpt,
     spread,
 )
@@ -88,6 +89,8 @@ def read_trace(asked: Simulation) -> Iterable[Arrival]:
         fields = set(json.loads(first))
     except ValueError:
         fields = set()
+    if {"v", "outcome"} <= fields:
+        return read_own_journal(path, max_tokens=most)
     if "hash_ids" in fields:
         return spread(read_mooncake(path, max_tokens=most), MOONCAKE_BUCKET_S, rng)
     if "windows" in fields:
@@ -95,7 +98,9 @@ def read_trace(asked: Simulation) -> Iterable[Arrival]:
         return servegen_arrivals(
             clients, rng, start_s=asked.from_s, end_s=asked.until_s, max_tokens=most
         )
-    raise ConfigError(f"{path}: not an Azure, Mooncake, ServeGen or ShareGPT trace")
+    raise ConfigError(
+        f"{path}: not a journal of kvota, nor an Azure, Mooncake, ServeGen or ShareGPT trace"
+    )
 
 
 def report(result: WorldResult, targets: Targets) -> str:

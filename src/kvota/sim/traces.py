@@ -14,8 +14,13 @@ from pathlib import Path
 from random import Random
 from typing import TextIO
 
+from kvota.core.errors import Outcome
+from kvota.core.request import Band
 from kvota.sim.arrival import MOONCAKE_BLOCK, Arrival
+from kvota.telemetry.journal import JournalError, JournalLine, read_journal
 
+JOURNAL_PREFIX_TOKENS = 256  # under one prefix number: its 1,024 bytes at four bytes a token
+_NEVER_WORK = frozenset({Outcome.INVALID, Outcome.DENIED})
 MOONCAKE_BUCKET_S = 3.0  # the conversation trace's times are whole multiples of this
 
 
@@ -69,6 +74,40 @@ def read_sharegpt(
                 raise TraceError(f"{path}:{number}: not a row of lengths: {error}") from None
             at_s += rng.expovariate(rate_rps)
             yield _arrival(at_s, prompt, output, max_tokens)
+
+
+def read_own_journal(path: Path, *, max_tokens: int = 1024) -> Iterator[Arrival]:
+    """kvota's journal, in order of arrival; what could never have been work is passed over.
+
+    How long the answer of a request would have been that did not get it, nobody knows: it counts
+    with all that its client allowed.
+    """
+    try:
+        with open_trace(path) as file:
+            lines = [line for line in read_journal(file) if line.outcome not in _NEVER_WORK]
+    except JournalError as error:
+        raise TraceError(f"{path}: {error}") from error
+    lines.sort(key=lambda line: line.at)
+    for line in lines:
+        yield _journal_arrival(line, line.at - lines[0].at, max_tokens)
+
+
+def _journal_arrival(line: JournalLine, at_s: float, default_max: int) -> Arrival:
+    allowed = max(line.max_tokens or default_max, 1)
+    is_whole = line.outcome == Outcome.COMPLETED
+    output = -(-line.output_tokens // line.n) if is_whole else allowed
+    num_blocks = -(-line.prompt_tokens // JOURNAL_PREFIX_TOKENS)
+    return Arrival(
+        at_s=at_s,
+        prompt_tokens=max(line.prompt_tokens, 1),
+        output_tokens=min(max(output, 1), allowed),
+        max_tokens=allowed,
+        n=line.n,
+        tenant=line.tenant,
+        band=Band.BATCH if line.band == Band.BATCH.name.lower() else Band.INTERACTIVE,
+        prefix=line.prefix[:num_blocks],
+        prefix_block=JOURNAL_PREFIX_TOKENS,
+    )
 
 
 def spread(arrivals: Iterable[Arrival], bucket_s: float, rng: Random) -> Iterator[Arrival]:
