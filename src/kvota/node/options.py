@@ -63,6 +63,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int = 8000
     cors_origins: tuple[str, ...] = ()
     heartbeat_s: float = 10.0
+    send_timeout_s: float = 30.0  # a reader that takes nothing for so long is cut off
     drain_timeout_s: float = 30.0
     stuck_after_s: float = 30.0  # no step for so long with work waiting: /ready says 503
     max_body_bytes: int = 8 * 2**20

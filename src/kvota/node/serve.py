@@ -296,6 +296,7 @@ def _http_settings(server: ServerSettings, desk: DeskOptions) -> HttpSettings:
         queue_timeout_s=desk.queue_timeout_s,
         request_timeout_s=desk.request_timeout_s,
         heartbeat_s=server.heartbeat_s,
+        send_timeout_s=server.send_timeout_s,
         cors_origins=server.cors_origins,
     )
 
