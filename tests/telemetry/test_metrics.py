@@ -141,3 +141,10 @@ def test_predictions_are_judged_by_how_far_off_they_were() -> None:
     assert found["kvota_forecast_error_tokens_sum"] == 30
     assert found["kvota_eta_error_seconds_sum"] == 2
     assert found["kvota_retry_after_error_seconds_sum"] == 8
+
+
+def test_no_series_says_when_another_began() -> None:
+    """Prometheus does not use them, and each counter and histogram would cost one more."""
+    metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)
+    metrics.observe_request(Finished())
+    assert b"_created" not in metrics.render()

@@ -82,7 +82,7 @@ class Metrics:
     def __init__(
         self, *, model: str, gauges: Callable[[], EngineGauges], desk: Callable[[], DeskGauges]
     ) -> None:
-        self._registry = registry = CollectorRegistry()
+        self._registry = registry = _Registry()
         ProcessCollector(registry=registry)
         registry.register(_GaugePage(model, gauges, desk))
         self._queue_s = _histogram(registry, "request_queue", "Arrival to the first chunk.")
@@ -183,6 +183,18 @@ class Metrics:
     def render(self) -> bytes:
         """The page in Prometheus text format."""
         return generate_latest(self._registry)
+
+
+class _Registry(CollectorRegistry):
+    """A registry without `_created` series: Prometheus does not read them in text format.
+
+    prometheus_client can leave them out only for the whole process.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
+            yield family
 
 
 class _GaugePage(Collector):
