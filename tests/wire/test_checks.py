@@ -159,6 +159,8 @@ SCHEMA = {"type": "object"}
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json": '{"type": "object"}'}}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json_object": True}}, "json_object", None),
+        ({"structured_outputs": {"regex": "a", "json": None, "disable_any_whitespace": False}},
+         "regex", "a"),
     ],
 )  # fmt: skip
 def test_the_form_of_the_output_is_understood(
@@ -172,7 +174,7 @@ def test_the_form_of_the_output_is_understood(
 @pytest.mark.parametrize(
     "fields",
     [{}, {"response_format": {"type": "text"}}, {"response_format": None},
-     {"structured_outputs": {}}],
+     {"structured_outputs": None}],
 )  # fmt: skip
 def test_free_text_has_no_form(fields: dict[str, Any]) -> None:
     assert checks.output_form(chat(**fields)) is None
@@ -188,7 +190,13 @@ def test_free_text_has_no_form(fields: dict[str, Any]) -> None:
          "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": None, "json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+         "structured_outputs.disable_any_whitespace"),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "x"}},
+         "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": "not json"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
@@ -199,3 +207,11 @@ def test_a_form_that_makes_no_sense_is_refused(fields: dict[str, Any], param: st
     with pytest.raises(InvalidRequest) as caught:
         checks.output_form(chat(**fields))
     assert caught.value.param == param
+
+
+def test_an_empty_form_is_told_what_it_could_hold() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        checks.output_form(chat(structured_outputs={}))
+    assert caught.value.message == (
+        "`structured_outputs` sets nothing. Set one of regex, choice, grammar, json, json_object."
+    )

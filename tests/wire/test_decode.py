@@ -114,6 +114,17 @@ def test_unknown_fields_are_skipped_and_of_repeated_ones_the_last_counts() -> No
     assert decoded.n == 2
 
 
+@pytest.mark.parametrize("key", ["jsno", "", "a` - at `$.x", "long" * 99])
+def test_a_misspelt_form_is_refused_with_the_keys_there_are(key: str) -> None:
+    """It would leave the output free, which its client would notice too late."""
+    caught = refusal(json.dumps({"structured_outputs": {key: {}}}))
+    assert caught.param == f"structured_outputs.{key[:64]}"
+    assert caught.message == (
+        f"`structured_outputs.{key[:64]}` is unknown. The keys of `structured_outputs` are regex, "
+        "choice, grammar, json, json_object."
+    )
+
+
 def test_a_wrong_value_is_refused_although_a_right_one_follows() -> None:
     assert refusal('{"n": 0, "n": 2}').param == "n"
 

@@ -12,7 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from kvota.core.errors import InvalidRequest
-from kvota.wire.openai import ChatRequest, CompletionRequest, GenerationFields, StructuredOutputs
+from kvota.wire.openai import (
+    FORM_FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    StructuredOutputs,
+)
 
 NUM_CHOICES_MAX: Final = 64  # n of one prompt
 NUM_PROMPTS_MAX: Final = 256  # of one completions request; prompts times n has the same limit
@@ -43,6 +49,15 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
     "web_search_options": _NOT_OFFERED,
     "moderation": _NOT_OFFERED,
     "suffix": "this server does not fill in the middle",
+}
+
+
+_WRITE_A_GRAMMAR = "write a `grammar` instead"
+_UNSUPPORTED_IN_FORM: Final[Mapping[str, str]] = {
+    "structural_tag": _WRITE_A_GRAMMAR,
+    "disable_any_whitespace": _WRITE_A_GRAMMAR,
+    "disable_additional_properties": "put `additionalProperties: false` into the schema instead",
+    "whitespace_pattern": _WRITE_A_GRAMMAR,
 }
 
 
@@ -170,7 +185,8 @@ def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
 def output_form(request: GenerationFields) -> Form | None:
     """The form that `response_format` or `structured_outputs` asks for; None for free text."""
     by_format = _response_form(request)
-    by_vllm = _structured_form(request.structured_outputs) if request.structured_outputs else None
+    asked = request.structured_outputs
+    by_vllm = _structured_form(asked) if asked is not None else None
     if by_format is not None and by_vllm is not None:
         raise InvalidRequest(
             "`response_format` and `structured_outputs` exclude each other.",
@@ -199,12 +215,11 @@ def _response_form(request: GenerationFields) -> Form | None:
     return Form(FormKind.JSON_SCHEMA, schema, "response_format")
 
 
-def _structured_form(asked: StructuredOutputs) -> Form | None:
-    if asked.structural_tag is not None:
-        raise InvalidRequest(
-            "`structured_outputs.structural_tag` is not supported: use `grammar` instead.",
-            param="structured_outputs.structural_tag",
-        )
+def _structured_form(asked: StructuredOutputs) -> Form:
+    for name, advice in _UNSUPPORTED_IN_FORM.items():
+        if is_given(getattr(asked, name)):
+            param = f"structured_outputs.{name}"
+            raise InvalidRequest(f"`{param}` is not supported: {advice}.", param=param)
     forms = [
         Form(FormKind.REGEX, asked.regex, "structured_outputs.regex"),
         Form(FormKind.CHOICE, asked.choice, "structured_outputs.choice"),
@@ -214,12 +229,21 @@ def _structured_form(asked: StructuredOutputs) -> Form | None:
     given = [form for form in forms if form.value is not None]
     if asked.json_object:
         given.append(Form(FormKind.JSON_OBJECT, None, "structured_outputs.json_object"))
-    if len(given) > 1:
-        names = ", ".join(form.param for form in given)
-        raise InvalidRequest(f"Only one of {names} may be set.", param="structured_outputs")
-    if given and given[0].kind is FormKind.CHOICE and not asked.choice:
+    if len(given) != 1:
+        raise _not_one_form(given)
+    if given[0].kind is FormKind.CHOICE and not asked.choice:
         raise InvalidRequest("`structured_outputs.choice` is empty.", param=given[0].param)
-    return given[0] if given else None
+    return given[0]
+
+
+def _not_one_form(given: list[Form]) -> InvalidRequest:
+    names = ", ".join(form.param for form in given)
+    message = (
+        f"Only one of {names} may be set."
+        if given
+        else f"`structured_outputs` sets nothing. Set one of {', '.join(FORM_FIELDS)}."
+    )
+    return InvalidRequest(message, param="structured_outputs")
 
 
 def _schema(given: str | dict[str, Any] | None) -> Any:

@@ -12,12 +12,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from kvota.core.errors import InvalidRequest
+from kvota.wire.openai import FORM_FIELDS
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 DEPTH_MAX = 128  # of arrays and objects inside each other
 _SCAN_BYTES_MAX = 1 << 20  # bodies above are not searched for the name of the field at fault
 _WHERE = re.compile(r"`\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(
+    r"Object contains unknown field `(?P<name>.*)` - at `\$\.(?P<path>[^`]*)`", re.DOTALL
+)
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
@@ -69,6 +73,9 @@ def _children(node: Any) -> Iterable[Any]:
 
 def _field_error(text: str) -> InvalidRequest:
     """OpenAI's form of msgspec's words. `$.messages[0].role` becomes `messages[0].role`."""
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown:
+        return _unknown_field(unknown["path"], unknown["name"])
     where = _WHERE.search(text)
     path = where["path"] if where else ""
     what = text.partition(" - at ")[0]
@@ -79,6 +86,14 @@ def _field_error(text: str) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"The body must be a JSON object: {what}.")
     return InvalidRequest(f"`{path}` is not valid: {what}.", param=path)
+
+
+def _unknown_field(path: str, name: str) -> InvalidRequest:
+    """A key where a misspelling would change what is asked for. There is one such object."""
+    param = f"{path}.{name[:64]}"
+    return InvalidRequest(
+        f"`{param}` is unknown. The keys of `{path}` are {', '.join(FORM_FIELDS)}.", param=param
+    )
 
 
 def _too_deep(param: str | None) -> InvalidRequest:

@@ -28,14 +28,19 @@ TokenId = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Unsupported = Any
 
+FORM_FIELDS = ("regex", "choice", "grammar", "json", "json_object")  # of StructuredOutputs
+
 
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # running usage on every chunk
 
 
-class StructuredOutputs(Struct, kw_only=True):
-    """vLLM's spelling of "the output must follow this". Exactly one field may be set."""
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's spelling of "the output must follow this". Exactly one field must be set.
+
+    A misspelt key would leave the output free, so unknown ones are refused here.
+    """
 
     regex: str | None = None
     choice: list[str] | None = None
@@ -44,6 +49,9 @@ class StructuredOutputs(Struct, kw_only=True):
     json_object: bool | None = None
 
     structural_tag: Unsupported = None
+    disable_any_whitespace: Unsupported = None
+    disable_additional_properties: Unsupported = None
+    whitespace_pattern: Unsupported = None
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
