@@ -1,0 +1,1 @@
+"""What outlives a gateway: keys and usage in SQL; limits in memory or in Redis."""
