@@ -338,10 +338,27 @@ def test_prompt_logprobs_are_of_the_tokens_that_followed() -> None:
     assert [token for token, _ in first.top] == [1]
 
 
+@given(
+    st.lists(st.sampled_from([-math.inf, -2.0, 0.0, 0.5, 3.0]), min_size=1, max_size=12),
+    st.integers(0, 11),
+    st.integers(0, 3),
+)
+def test_a_prompt_token_has_its_true_rank_below_the_top_too(
+    row: list[float], token: int, num_top: int
+) -> None:
+    """Ties rank by id, as in the list of the top."""
+    assume(token < len(row) and max(row) > -math.inf)
+    padded = np.array([[*row, 99.0]], np.float32)  # a padding row of the head has no rank
+    [entry] = Sampler(len(row) + 1, num_sampled=len(row)).prompt_logprobs(padded, [token], num_top)
+    ranking = sorted(range(len(row)), key=lambda other: (-row[other], other))
+    assert entry.rank == 1 + ranking.index(token)
+
+
 def test_a_row_that_is_not_finite_has_no_prompt_logprobs() -> None:
     [entry] = Sampler(2).prompt_logprobs(np.array([[np.nan, 0.0]], np.float32), [1], 2)
     assert math.isnan(entry.logprob)
     assert entry.top == ()
+    assert entry.rank is None
 
 
 def test_a_grammar_over_many_words_masks_exactly_its_tokens() -> None:

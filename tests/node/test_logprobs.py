@@ -79,11 +79,12 @@ def test_impossible_tokens_have_a_finite_logprob() -> None:
 
 def test_prompt_logprobs_hold_the_token_even_below_the_top() -> None:
     chosen, best = byte_ids("ab")
-    first, second = vllm_prompt_logprobs([TokenLogprobs(chosen, -5.0, ((best, -1.0),))], NAMES)
+    entry = TokenLogprobs(chosen, -5.0, ((best, -1.0),), rank=17)
+    first, second = vllm_prompt_logprobs([entry], NAMES)
     assert first is None
     assert second == {
         str(best): {"logprob": -1.0, "rank": 1, "decoded_token": "b"},
-        str(chosen): {"logprob": -5.0, "rank": None, "decoded_token": "a"},
+        str(chosen): {"logprob": -5.0, "rank": 17, "decoded_token": "a"},
     }
 
 

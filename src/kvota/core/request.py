@@ -106,6 +106,7 @@ class TokenLogprobs:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None  # of `token` in the vocabulary, 1 is most likely; of prompt tokens only
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ not finite and a grammar that breaks each end in `Sampled.error` of that draw.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from kvota.model.sampling_math import (
     above_min_p,
     nucleus,
     pick,
+    rank_of,
     softmax_weights,
     token_logprobs,
     top_ids,
@@ -61,11 +63,17 @@ class Sampler:
     def prompt_logprobs(
         self, logits: Floats, next_tokens: Sequence[int], num_top: int
     ) -> list[TokenLogprobs]:
-        """Log probabilities of the tokens that did follow, row i of `logits` for next_tokens[i]."""
+        """Log probabilities of the tokens that did follow, row i of `logits` for next_tokens[i].
+
+        With their ranks: a prompt token may be anywhere in the ranking, far below the top.
+        """
         return [
-            token_logprobs(row[: self._num_sampled], token, num_top)
+            self._ranked(row[: self._num_sampled], token, num_top)
             for row, token in zip(logits, next_tokens, strict=True)
         ]
+
+    def _ranked(self, row: Floats, token: int, num_top: int) -> TokenLogprobs:
+        return replace(token_logprobs(row, token, num_top), rank=rank_of(row, token))
 
     def _sample(self, row: Floats, draw: Draw) -> Sampled:
         row = row[: self._num_sampled]

@@ -80,6 +80,15 @@ def pick(weights: Floats, point: float) -> int:
     return span * SPAN + _first_above(inside, target - before)
 
 
+def rank_of(scores: Floats, token: int) -> int | None:
+    """The place of `token` in the ranking, from 1; None in a row that is not finite."""
+    if not np.isfinite(scores.max()):
+        return None
+    own = scores[token]
+    num_ahead = np.count_nonzero(scores > own) + np.count_nonzero(scores[:token] == own)
+    return 1 + int(num_ahead)
+
+
 def token_logprobs(scores: Floats, token: int, num_top: int) -> TokenLogprobs:
     """Natural-log probabilities of `token` and of the first `num_top` of the ranking.
 

@@ -79,7 +79,7 @@ def vllm_prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames) ->
             (token, value, rank) for rank, (token, value) in enumerate(entry.top, start=1)
         ]
         if all(token != entry.token for token, _, _ in known):
-            known.append((entry.token, entry.logprob, None))  # its rank is not computed
+            known.append((entry.token, entry.logprob, entry.rank))
         result.append(
             {
                 str(token): {
