@@ -6,9 +6,8 @@ that an operator can fix are printed as one message; everything else is a bug an
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvota import __version__, cli_sim
-from kvota.config import Config, load
+from kvota.cli_settings import with_settings
+from kvota.config import Config
 from kvota.core.errors import KvotaError
-from kvota.desk.settings import Admission
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
 from kvota.node.memory import size
 from kvota.tools.chat import Conversation, connect, converse
@@ -35,20 +34,6 @@ app.add_typer(models, name="models")
 cli_sim.register(app)
 
 EXIT_STARTUP_FAILED = 2
-
-
-class Weights(StrEnum):
-    AUTO = "auto"
-    F32 = "f32"
-    F16 = "f16"
-    INT8 = "int8"
-    INT4 = "int4"
-
-
-class KvCacheDtype(StrEnum):
-    F16 = "f16"
-    U8 = "u8"
-    F32 = "f32"
 
 
 def main() -> None:
@@ -75,99 +60,30 @@ def root(
 
 
 @app.command()
-def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A known name, a GGUF file, a Hugging Face safetensors directory or an OpenVINO "
-            "IR directory.  [default: smollm2-135m-instruct]"
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(envvar="KVOTA_CONFIG", help="A kvota.toml with settings.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
-    served_name: Annotated[str | None, typer.Option(help="How clients call the model.")] = None,
-    weights: Annotated[Weights | None, typer.Option(help="How weights are held.")] = None,
-    kv_cache_dtype: Annotated[
-        KvCacheDtype | None, typer.Option(help="Type of the KV cache.")
-    ] = None,
-    kv_memory: Annotated[str | None, typer.Option(help='Fix the KV cache, e.g. "2GiB".')] = None,
-    kv_budget_ratio: Annotated[
-        float | None, typer.Option(help="Share of the memory left that the KV cache takes.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt + output, in tokens.")
-    ] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens per step.")] = None,
-    max_running_requests: Annotated[int | None, typer.Option(help="Choices at once.")] = None,
-    max_waiting_queue: Annotated[
-        int | None, typer.Option(help="Choices in line before 503 queue_full.")
-    ] = None,
-    long_prefill_share: Annotated[
-        float | None, typer.Option(help="Share of a step that long prompts may take.")
-    ] = None,
-    prefix_cache: Annotated[
-        bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse prompt prefixes.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores to compute on.")] = None,
-    request_timeout_s: Annotated[float | None, typer.Option(help="Longest whole answer.")] = None,
-    queue_timeout_s: Annotated[float | None, typer.Option(help="Longest wait in line.")] = None,
-    admission: Annotated[
-        Admission | None, typer.Option(help="How a request's KV is priced at arrival.")
-    ] = None,
-    risk: Annotated[
-        float | None, typer.Option(help="Caution of the forecast, in standard deviations.")
-    ] = None,
-    long_request_threshold: Annotated[
-        int | None, typer.Option(help="Prompts with more tokens wait in the long lane.")
-    ] = None,
-    long_request_concurrency: Annotated[
-        int | None, typer.Option(help="Requests of the long lane at once.")
-    ] = None,
-    first_token_timeout_s: Annotated[
-        float | None, typer.Option(help="Longest wait for the first token.")
-    ] = None,
-    heartbeat_s: Annotated[float | None, typer.Option(help="Comment after silence.")] = None,
-    drain_timeout_s: Annotated[
-        float | None, typer.Option(help="How long running requests may finish after SIGTERM.")
-    ] = None,
-    stuck_after_s: Annotated[
-        float | None, typer.Option(help="No step for so long with work: /ready says 503.")
-    ] = None,
-    max_body_bytes: Annotated[int | None, typer.Option(help="Largest request body.")] = None,
-    record_steps: Annotated[
-        Path | None, typer.Option(help="Write what every step cost, for `kvota calibrate`.")
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Web page origin that may call; repeatable.")
-    ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where fetched models are kept.")] = None,
-) -> None:
+@with_settings
+def serve(settings: Config) -> None:
     """Serve MODEL over an OpenAI-compatible API. Ctrl-C drains; a second one ends at once."""
-    settings = _settings(config, {
-        "model": model, "served_name": served_name, "weights": weights, "threads": threads,
-        "kv_cache_dtype": kv_cache_dtype, "max_model_len": max_model_len,
-        "cache_dir": None if cache_dir is None else str(cache_dir),
-        "kv_memory": kv_memory, "kv_budget_ratio": kv_budget_ratio, "prefix_cache": prefix_cache,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_running_requests": max_running_requests, "long_prefill_share": long_prefill_share,
-        "host": host, "port": port, "max_waiting_queue": max_waiting_queue,
-        "request_timeout_s": request_timeout_s, "queue_timeout_s": queue_timeout_s,
-        "admission": admission, "risk": risk, "first_token_timeout_s": first_token_timeout_s,
-        "long_request_threshold": long_request_threshold,
-        "long_request_concurrency": long_request_concurrency,
-        "heartbeat_s": heartbeat_s, "drain_timeout_s": drain_timeout_s,
-        "stuck_after_s": stuck_after_s, "max_body_bytes": max_body_bytes,
-        "cors_origins": cors_origin or None,
-        "record_steps": None if record_steps is None else str(record_steps),
-    })  # fmt: skip
+    _run_node(settings, supervised=False)
+
+
+@app.command()
+@with_settings
+def node(
+    settings: Config,
+    *,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Serve MODEL without a gateway in front: desk and engine alone."""
+    _run_node(settings, supervised=supervised)
+
+
+def _run_node(settings: Config, *, supervised: bool) -> NoReturn:
     # Imported here: it brings in OpenVINO, which no other command needs.
     from kvota.node.serve import run
 
     cache = _cache_dir(settings.model.cache_dir)
-    sys.exit(run(settings.model, settings.engine, settings.desk, settings.server, cache))
+    parts = (settings.model, settings.engine, settings.desk, settings.server)
+    sys.exit(run(*parts, cache, supervised=supervised))
 
 
 @app.command()
@@ -256,10 +172,6 @@ def _cache_dir(chosen: str | Path | None) -> Path:
 def _show(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _settings(file: Path | None, flags: dict[str, Any]) -> Config:
-    return load(file=file, environment=os.environ, flags=flags)
 
 
 def _fail(error: KvotaError) -> NoReturn:

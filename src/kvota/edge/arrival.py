@@ -11,6 +11,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Band
 from kvota.edge.settings import EdgeSettings
+from kvota.edge.trust import ANONYMOUS, tenant_of, weight_of
 
 REQUEST_ID_LENGTH_MAX: Final = 128
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
@@ -30,6 +31,8 @@ class Arrival:
     deadline_s: float
     band: Band
     created: int  # unix seconds
+    tenant: str = ANONYMOUS  # as the gateway says, where there is one
+    weight: float | None = None  # of the tenant; None: what the settings say
 
 
 class Arrivals:
@@ -49,6 +52,7 @@ class Arrivals:
     def make(self, id_: str, arrived_s: float, headers: Mapping[bytes, bytes]) -> Arrival:
         """Raises InvalidRequest, with the header as `param`."""
         limit_s = self._settings.request_timeout_s
+        is_told = self._settings.trusts_gateway
         deadline_s = arrived_s + min(limit_s, _deadline_s(headers) or limit_s)
         return Arrival(
             id=id_,
@@ -58,6 +62,8 @@ class Arrivals:
             deadline_s=deadline_s,
             band=_band(headers),
             created=int(self._unix_time()),
+            tenant=tenant_of(headers) if is_told else ANONYMOUS,
+            weight=weight_of(headers) if is_told else None,
         )
 
 

@@ -3,6 +3,7 @@
 uvicorn's protocol reads headers of any size for any time. Here a connection that sends too many
 bytes of headers, dawdles over them, or speaks something else than HTTP is answered in the same
 JSON as every other error and closed; and beyond a number of open connections new ones are refused.
+A request may have its connection cut, for a client that does not read.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from kvota.edge.exchange import CUT
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
@@ -57,6 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"now": self._cut}}
         self._num_header_bytes = 0
         self._is_reading_headers = True
 
@@ -70,6 +74,12 @@ class BoundedConnection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets the same kind of answer as every other mistake."""
         self._refuse(400, "invalid_request", msg)
+
+    def _cut(self) -> None:
+        """End at once, with whatever has not been sent yet."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # an answer that stops here is not the application's bug
+        self.transport.abort()
 
     def _is_in_body(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -4,6 +4,9 @@
                   │                └▶ write() · write()    a stream, opened by its first write
                   └▶ watch(): a disconnect calls `on_gone`, and so does a reader that stalls
 
+A reader stalls when it takes nothing for `send_timeout_s`. Its connection is cut at once: closing
+it in good order would wait for the very reader, and keep what it has not taken for as long.
+
 Whatever was sent stays sent: `fail()` is an HTTP error before the first byte and an error event
 after it.
 """
@@ -21,6 +24,10 @@ from kvota.edge.problems import RawHeaders
 from kvota.edge.settings import EdgeSettings
 from kvota.wire import sse
 
+# The ASGI extension by which the server lets an exchange cut its connection; see connection.py.
+CUT: Final = "kvota.cut"
+PIECE_BYTES: Final = 64 * 1024  # an answer is handed over in pieces, so that a stall shows
+
 _JSON: Final = (b"content-type", b"application/json")
 _Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
 
@@ -32,6 +39,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
+        self._cut = _cut_of(scope)
         self._sending = asyncio.Lock()
         self._last_write_s = asyncio.get_running_loop().time()
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -39,6 +47,7 @@ class Exchange:
         self.on_gone: Callable[[], None] = _nobody_asks
         self.is_started = False  # an answer has been chosen: no other status is possible
         self.is_gone = False
+        self.is_stalled = False  # gone because it took nothing for too long
         self._is_open = False  # status and headers have been passed on
 
     # --- the request
@@ -100,7 +109,10 @@ class Exchange:
         length = (b"content-length", b"%d" % len(content))
         fields = {name: (name, value) for name, value in (_JSON, *headers, length)}
         self.is_started = True
-        await self._deliver(content, more=False, opening=(status, fields.values()))
+        for start in range(0, len(content), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            piece, more = content[start:end], end < len(content)
+            await self._deliver(piece, more=more, opening=(status, fields.values()))
 
     async def write(self, content: bytes, *, last: bool = False) -> None:
         """Send a piece of a stream; the first one sends status 200 and the headers before it.
@@ -145,7 +157,9 @@ class Exchange:
                     self._is_open = True
                 await self._send({"type": "http.response.body", "body": content, "more_body": more})
         except TimeoutError:
+            self.is_stalled = True
             self._leave()
+            self._cut()
             raise ClientClosed(
                 f"The client read nothing for {self._settings.send_timeout_s:g} s."
             ) from None
@@ -155,5 +169,16 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
 
 
+def _cut_of(scope: Scope) -> Callable[[], None]:
+    """How to cut the connection; on a server that cannot, it stays until the client closes it."""
+    extension = (scope.get("extensions") or {}).get(CUT)
+    cut: Callable[[], None] = extension["now"] if extension else _nothing_to_cut
+    return cut
+
+
 def _nobody_asks() -> None:
     """What happens on a disconnect before any work has begun."""
+
+
+def _nothing_to_cut() -> None:
+    """What a server without the extension does about a reader that stalls."""

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -35,11 +36,42 @@ def bind(host: str, port: int) -> socket.socket:
     return taken
 
 
+def bind_unix(path: Path) -> socket.socket:
+    """Take a path as the address, which its owner alone may connect to. Raises ConfigError.
+
+    A socket that a dead process left there is replaced; one that is alive is not.
+    """
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _clear(path)
+        taken.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        taken.close()
+        raise ConfigError(
+            f"Cannot listen on {path}: {error.strerror or error}. Choose another --unix-socket."
+        ) from error
+    return taken
+
+
+def _clear(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()  # nobody listens any more
+
+
 def listen(taken: socket.socket) -> None:
     """Let clients in: from here on they are answered. Raises ConfigError.
 
     Two processes may bind one address while neither listens; the second to listen is told.
     """
+    if taken.family == socket.AF_UNIX:
+        taken.listen(BACKLOG)
+        return
     with _told_as_config_error(*taken.getsockname()[:2]):
         taken.listen(BACKLOG)
 

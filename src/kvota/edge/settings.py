@@ -13,3 +13,5 @@ class EdgeSettings:
     send_timeout_s: float = 30.0
     body_timeout_s: float = 30.0  # to receive the whole body
     cors_origins: tuple[str, ...] = ()  # "*" allows every page
+    # Whoever connects is a gateway of ours, and its word on whose request it is counts.
+    trusts_gateway: bool = False

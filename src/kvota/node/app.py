@@ -83,7 +83,7 @@ def create_app(
             *_engine_routes(intake, edge),
             *_text_routes(texts, edge),
             *_about_routes(about),
-            *_request_routes(LiveRequests(runner)),
+            *_request_routes(LiveRequests(runner, trusts_gateway=settings.trusts_gateway)),
         ],
         middleware=_middleware(settings),
         exception_handlers={
@@ -129,7 +129,7 @@ def _about_routes(about: About) -> list[Route]:
 def _request_routes(live: LiveRequests) -> list[Route]:
     return [
         Route("/v1/requests", live.list_own, methods=["GET"]),
-        Route("/v1/requests/{id:path}", live.delete, methods=["DELETE"]),
+        Route("/v1/requests/{id:path}", live.delete_own, methods=["DELETE"]),
         Route("/admin/requests", live.list_all, methods=["GET"]),
         Route("/admin/requests/{id:path}", live.delete, methods=["DELETE"]),
     ]

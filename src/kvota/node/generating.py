@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled, RequestTimeout
 from kvota.core.request import Delta, PromptRead, Request
+from kvota.edge import trust
 from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
@@ -123,6 +124,8 @@ class _Service:
         tally = generation.tally
         body = answer.completed(chunks, self._usage(prepared, generation))
         headers = _measured(tally.cached_tokens, tally.queued_s or 0.0)
+        if self._edge.settings.trusts_gateway:
+            headers.append((trust.USAGE, self._report(prepared, generation).encode()))
         await self._exchange.respond(200, body, headers)
 
     async def stream(self, prepared: Prepared, generation: Generation) -> None:
@@ -153,7 +156,7 @@ class _Service:
         if prepared.wants_usage:
             buffer.add(answer.usage_chunk(self._usage(prepared, generation)))
         buffer.add_done()
-        await exchange.write(buffer.take(), last=True)
+        await exchange.write(buffer.take() + self._last_comment(), last=True)
 
     @asynccontextmanager
     async def _in_time(self, prepared: Prepared) -> AsyncIterator[None]:
@@ -189,7 +192,7 @@ class _Service:
             if exchange.is_started:
                 event = sse.EventBuffer()
                 event.add(body)
-                await exchange.write(event.take(), last=True)
+                await exchange.write(event.take() + self._last_comment(), last=True)
             else:
                 await exchange.respond(error.status, body, error_headers(error, self._edge.chance))
 
@@ -197,7 +200,7 @@ class _Service:
         """What is kept of the request once it is over."""
         prepared, generation = self.prepared, self.generation
         tally = generation.tally if generation else None
-        status, code, outcome = _ending(failure, generation)
+        status, code, outcome = _ending(failure, generation, is_stalled=self._exchange.is_stalled)
         return RequestRecord(
             request_id=self._client_id,
             endpoint=self._endpoint,
@@ -222,6 +225,17 @@ class _Service:
         if self.prepared is None:
             return "unknown"
         return self._edge.lane_of(max(self.prepared.requests, key=lambda r: len(r.prompt)))
+
+    def _last_comment(self) -> bytes:
+        """For a gateway, what the stream took; nothing for anybody else."""
+        prepared, generation = self.prepared, self.generation
+        if not self._edge.settings.trusts_gateway or prepared is None or generation is None:
+            return b""
+        return self._report(prepared, generation).comment()
+
+    def _report(self, prepared: Prepared, generation: Generation) -> trust.UsageReport:
+        tally = generation.tally
+        return trust.UsageReport(prepared.prompt_tokens, tally.cached_tokens, tally.output_tokens)
 
     def _usage(self, prepared: Prepared, generation: Generation) -> Usage:
         tally = generation.tally
@@ -270,7 +284,7 @@ def _measured(cached_tokens: int, queued_s: float) -> RawHeaders:
 
 
 def _ending(
-    failure: BaseException | None, generation: Generation | None
+    failure: BaseException | None, generation: Generation | None, *, is_stalled: bool
 ) -> tuple[int, str | None, Outcome]:
     """HTTP status, error code and outcome."""
     if failure is None:
@@ -278,7 +292,8 @@ def _ending(
     if isinstance(failure, asyncio.CancelledError):
         return 499, "shutdown", Outcome.SHUTDOWN
     if isinstance(failure, ClientClosed):
-        return failure.status, failure.code, Outcome.CLIENT_CLOSED
+        outcome = Outcome.SLOW_READER if is_stalled else Outcome.CLIENT_CLOSED
+        return failure.status, failure.code, outcome
     if not isinstance(failure, KvotaError):
         return KvotaError.status, KvotaError.code, Outcome.ENGINE_ERROR
     outcome = outcome_of(failure)

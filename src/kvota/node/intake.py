@@ -6,9 +6,10 @@ Everything that can be refused is refused here, before the engine hears of it. W
 hold up the event loop goes to the workbench.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Request, SamplingParams
@@ -18,6 +19,7 @@ from kvota.node.budget import OutputBudget
 from kvota.node.chat_answer import ChatAnswer, ChatWish
 from kvota.node.completion_answer import CompletionAnswer, CompletionWish
 from kvota.node.logprobs import TokenNames
+from kvota.node.pricing import CLIENT_ID, TENANT, WEIGHT
 from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
 from kvota.node.sampling import sampling_params
 from kvota.node.served import NewConstraint, ServedModel
@@ -151,7 +153,7 @@ class Intake:
             queue_deadline_s=arrival.queue_deadline_s,
             deadline_s=arrival.deadline_s,
             new_constraint=new_constraint,
-            labels={"client_id": arrival.client_id},
+            labels=_labels(arrival),
         )
 
     async def _constraint(
@@ -171,6 +173,11 @@ class Intake:
             what="compiling what the output must follow",
             param=param,
         )
+
+
+def _labels(arrival: Arrival) -> Mapping[str, Any]:
+    """What the desk and the views say of whose request it is."""
+    return {CLIENT_ID: arrival.client_id, TENANT: arrival.tenant, WEIGHT: arrival.weight}
 
 
 def _chat_limit(body: ChatRequest, num_prompt: int, model: ServedModel) -> int:

@@ -3,7 +3,8 @@
     GET    /v1/requests         DELETE /v1/requests/{id}        a client's own
     GET    /admin/requests      DELETE /admin/requests/{id}     everybody's, for the operator
 
-There are no keys yet, so every caller owns every request; only operators are shown tenants.
+Behind a gateway a client is its tenant, as the gateway says; on a port of its own the node knows
+nobody, so every caller owns every request. Only operators are shown tenants.
 """
 
 from collections.abc import Sequence
@@ -14,28 +15,44 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from kvota.core.errors import NotFound
+from kvota.edge.trust import tenant_of
 from kvota.node.ports import Phase, RequestView, Runner
 from kvota.wire.requests import DeletedRequest, LiveRequest, LiveRequestList
 
 
 class LiveRequests:
-    """The requests of one runner, over HTTP."""
+    """The requests of one runner, over HTTP. `trusts_gateway`: its word on the tenant counts."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, trusts_gateway: bool = False) -> None:
         self._runner = runner
+        self._trusts_gateway = trusts_gateway
 
     async def list_own(self, request: HttpRequest) -> Response:
-        views = await self._runner.views()
+        views = await self._own(request)
         return _json(LiveRequestList(data=[_shown(view, with_tenant=False) for view in views]))
 
     async def list_all(self, request: HttpRequest) -> Response:
         views = await self._runner.views()
         return _json(LiveRequestList(data=[_shown(view, with_tenant=True) for view in views]))
 
+    async def delete_own(self, request: HttpRequest) -> Response:
+        """End a request of the caller's. Raises NotFound when none of its own has the id."""
+        return self._delete(await self._own(request), request.path_params["id"])
+
     async def delete(self, request: HttpRequest) -> Response:
+        """End anybody's request."""
+        return self._delete(await self._runner.views(), request.path_params["id"])
+
+    async def _own(self, request: HttpRequest) -> Sequence[RequestView]:
+        views = await self._runner.views()
+        if not self._trusts_gateway:
+            return views
+        tenant = tenant_of(dict(request.headers.raw))
+        return [view for view in views if view.tenant == tenant]
+
+    def _delete(self, views: Sequence[RequestView], name: str) -> Response:
         """End what answers to the id, ours or the client's. Raises NotFound when nothing does."""
-        name: str = request.path_params["id"]
-        meant = _meant(await self._runner.views(), name)
+        meant = _meant(views, name)
         num_cancelled = sum([self._runner.cancel(id_) for id_ in meant])
         if not num_cancelled:
             raise NotFound(f"No request that has not ended is called `{name[:128]}`.", param="id")

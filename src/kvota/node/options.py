@@ -61,6 +61,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: str = "127.0.0.1"
     port: int = 8000
+    unix_socket: str | None = None  # a path to listen on instead; only its owner can connect
+    # Believe what a gateway says of whose request it is; on a unix socket always believed.
+    trust_gateway: bool = False
     cors_origins: tuple[str, ...] = ()
     heartbeat_s: float = 10.0
     send_timeout_s: float = 30.0  # a reader that takes nothing for so long is cut off

@@ -4,10 +4,12 @@ from collections.abc import Hashable, Sequence
 
 from kvota.core.request import Request
 from kvota.desk.ticket import Ticket
+from kvota.edge.trust import ANONYMOUS
 from kvota.kv.cache import KVCache
 
+CLIENT_ID = "client_id"  # the label that holds the client's own request id
 TENANT = "tenant"  # the label that says whose request it is
-ANONYMOUS = "anonymous"
+WEIGHT = "weight"  # and how much that tenant weighs; None: what the settings say
 
 
 def ticket_of(request: Request, cache: KVCache, *, model: str = "") -> Ticket:
@@ -28,6 +30,7 @@ def ticket_of(request: Request, cache: KVCache, *, model: str = "") -> Ticket:
         n=request.n,
         cached_tokens=len(prefix) * cache.block_size,
         prefix_blocks=prefix,
+        weight=request.labels.get(WEIGHT),
         queue_deadline_s=request.queue_deadline_s,
         deadline_s=request.deadline_s,
     )

@@ -1,4 +1,4 @@
-"""The composition root of `kvota serve`: reading it is reading how a node is put together.
+"""The composition root of `kvota node`: reading it is reading how a node is put together.
 
     bind ─▶ resolve ─▶ load ─▶ bill ─▶ engine ─▶ application ─▶ listen
 
@@ -7,6 +7,7 @@ Whatever can be wrong is found before the last step, so a server that listens wo
 
 import asyncio
 import dataclasses
+import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from kvota.core.plan import Executor
 from kvota.desk.desk import Desk
 from kvota.desk.entry import lane_of
 from kvota.desk.forecast import Forecast
-from kvota.edge.listening import bind, listen
+from kvota.edge.listening import bind, bind_unix, listen
+from kvota.edge.supervision import NodeReady, announce
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.engine.text import Vocabulary
@@ -66,14 +68,27 @@ def run(
     desk: DeskOptions,
     server: ServerSettings,
     cache_dir: Path,
+    *,
+    supervised: bool = False,
 ) -> int:
-    """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
+    """Serve until told to stop. Returns the exit status; raises StartupError before listening.
+
+    `supervised`: a gateway has started this process. It is told on standard output when the node
+    listens, and the node ends when standard input does.
+    """
     screen = Startup(Console(stderr=True, highlight=False))
-    with ExitStack() as open_files, bind(server.host, server.port) as taken:
+    with ExitStack() as open_files, _bind(server) as taken:
         steps = _steps_file(engine.record_steps, open_files)
-        node = _load_node(screen, model, engine, desk, server, cache_dir, steps)
+        node, ready = _load_node(
+            screen, model, engine, desk, server, cache_dir, steps, log_requests=not supervised
+        )
         listen(taken)
-        screen.show_address(*taken.getsockname()[:2])
+        if supervised:
+            announce(ready)
+        elif server.unix_socket is not None:
+            screen.show_socket(server.unix_socket)
+        else:
+            screen.show_address(*taken.getsockname()[:2])
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             return loop.run(
                 serve(
@@ -82,8 +97,15 @@ def run(
                     node.runner,
                     node.engine,
                     drain_timeout_s=server.drain_timeout_s,
+                    supervised=supervised,
                 )
             )
+
+
+def _bind(server: ServerSettings) -> socket.socket:
+    if server.unix_socket is not None:
+        return bind_unix(Path(server.unix_socket))
+    return bind(server.host, server.port)
 
 
 def _load_node(
@@ -94,7 +116,9 @@ def _load_node(
     server: ServerSettings,
     cache_dir: Path,
     steps: TextIO | None,
-) -> "Node":
+    *,
+    log_requests: bool,
+) -> tuple["Node", NodeReady]:
     """Fetch, load, weigh and put together, telling the operator what is going on."""
     with screen.fetching() as fetching:
         path = resolve(model.model, cache_dir, fetching)
@@ -120,7 +144,7 @@ def _load_node(
     executor: Executor = loaded.compiled.executor(bill.num_blocks, sampler)
     if steps is not None:
         executor = RecordingExecutor(executor, clock, steps)
-    return build_node(
+    node = build_node(
         served,
         executor,
         Vocabulary(loaded.tokenizer.pieces, loaded.hidden_ids),
@@ -129,7 +153,9 @@ def _load_node(
         server,
         clock=clock,
         log=new_log(sys.stderr),
+        log_requests=log_requests,
     )
+    return node, _ready(served, bill)
 
 
 def _steps_file(path: str | None, open_files: ExitStack) -> TextIO | None:
@@ -160,8 +186,12 @@ def build_node(
     *,
     clock: Clock,
     log: Log,
+    log_requests: bool = True,
 ) -> Node:
-    """Put engine, thread border and application together. Starts nothing."""
+    """Put engine, thread border and application together. Starts nothing.
+
+    `log_requests` is false behind a gateway, which writes the one line of each request.
+    """
     mailbox, capacity = Mailbox(), executor.capacity
     cache = KVCache(
         capacity.num_blocks,
@@ -205,7 +235,7 @@ def build_node(
         runner=runner,
         settings=_http_settings(server_settings, desk_options),
         clock=clock,
-        record=_Records(metrics, log),
+        record=_Records(metrics, log) if log_requests else metrics.observe_request,
         render_metrics=metrics.render,
         chance=SystemRandom(),
         lane_of=lambda request: lane_of(len(request.prompt), desk.settings).value,
@@ -263,6 +293,15 @@ def _served(loaded: LoadedModel, bill: MemoryBill, name: str, path: Path) -> Ser
     )
 
 
+def _ready(served: ServedModel, bill: MemoryBill) -> NodeReady:
+    return NodeReady(
+        model=served.name,
+        max_model_len=served.max_model_len,
+        kv_tokens=bill.num_tokens,
+        planned_bytes=bill.used_bytes + bill.kv_budget_bytes + bill.reserve_bytes,
+    )
+
+
 def _bill(
     loaded: LoadedModel, model: ModelSettings, engine: EngineSettings, *, weights_bytes: int
 ) -> MemoryBill:
@@ -298,6 +337,7 @@ def _http_settings(server: ServerSettings, desk: DeskOptions) -> HttpSettings:
         heartbeat_s=server.heartbeat_s,
         send_timeout_s=server.send_timeout_s,
         cors_origins=server.cors_origins,
+        trusts_gateway=server.trust_gateway or server.unix_socket is not None,
     )
 
 

@@ -4,6 +4,7 @@ first SIGTERM or Ctrl-C   new requests get 503 `draining`, running ones finish, 
 drain_timeout_s later     what still runs is ended with an error event, then exit 0
 second signal             the process ends at once
 the engine dies           every stream ends with an error, then exit 1
+the gateway dies          as the first signal, for a node that one has started
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import socket
 from typing import Any
 
 from kvota.edge.listening import http_server, stop_signals
+from kvota.edge.supervision import watch_lifeline
 from kvota.node.engine_thread import Steppable
 from kvota.node.runner import EngineRunner
 
@@ -27,10 +29,13 @@ async def serve(
     engine: Steppable,
     *,
     drain_timeout_s: float,
+    supervised: bool = False,
 ) -> int:
     """Run the engine and answer on `taken` until told to stop. Returns the exit status."""
     server = http_server(app)
     stop = stop_signals()
+    if supervised:
+        watch_lifeline(stop)
     runner.start(engine)
     listening = asyncio.create_task(server.serve(sockets=[taken]))
     crashed = asyncio.create_task(runner.wait_ended())

@@ -89,6 +89,12 @@ class Startup:
                 soft_wrap=True,
             )
 
+    def show_socket(self, path: str) -> None:
+        self._console.print(
+            f"Listening on the unix socket {escape(path)}  (Ctrl-C drains and stops)",
+            soft_wrap=True,
+        )
+
     def _say(self, stage: str) -> None:
         if not self._console.is_terminal:
             self._console.print(f"{stage}…")

@@ -4,12 +4,11 @@ from kvota.core.request import Request
 from kvota.desk.desk import Desk
 from kvota.desk.tally import DeskSnapshot
 from kvota.desk.ticket import Lane, Stage
+from kvota.edge.trust import ANONYMOUS
 from kvota.engine.mailbox import RequestState
 from kvota.node.ports import Phase, RequestView
-from kvota.node.pricing import ANONYMOUS, TENANT
+from kvota.node.pricing import CLIENT_ID, TENANT
 from kvota.telemetry.metrics import DeskGauges
-
-CLIENT_ID = "client_id"  # the label that holds the client's own request id
 
 
 def why_waiting(desk: Desk, request_id: str, seen: DeskSnapshot) -> str:
