@@ -14,8 +14,13 @@ TIMEOUT_S = 20.0
 class RawConnection:
     """One TCP connection to a port of this machine. Use as a context manager, or close it."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    def __init__(self, port: int, *, receive_bytes: int | None = None) -> None:
+        """`receive_bytes` bounds what the kernel takes in for a test that does not read."""
+        self.socket = socket.socket()
+        self.socket.settimeout(TIMEOUT_S)
+        if receive_bytes is not None:  # only in time before the connection is made
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.connect(("127.0.0.1", port))
         self.port: int = self.socket.getsockname()[1]
 
     def __enter__(self) -> "RawConnection":
