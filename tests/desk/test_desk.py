@@ -248,11 +248,12 @@ def test_an_eta_is_told_as_soon_as_a_pace_is_known_and_grows_with_the_position()
     assert etas[-1] > 2 * world.step_s
 
 
-def test_while_no_output_has_ended_nobody_is_told_a_wait_or_refused_for_it() -> None:
-    world = saturated_world(history=())
-    assert world.desk.position("9", world.now) == Queued(3, None)
-    hasty = new_ticket("x", max_tokens=40, arrived_s=world.now, deadline_s=world.now + 0.5)
-    assert isinstance(world.arrive(hasty, 40), Queued)
+def test_while_nothing_is_known_nobody_is_told_a_wait_or_refused_for_it() -> None:
+    desk = new_desk(queue_timeout_s=100.0)
+    fill(desk)
+    assert desk.arrive(new_ticket("a", max_tokens=40), 0.0) == Queued(0, None)
+    hasty = new_ticket("x", max_tokens=40, deadline_s=0.5)
+    assert isinstance(desk.arrive(hasty, 0.0), Queued)
 
 
 def test_etas_of_a_steady_line_are_about_right() -> None:

@@ -22,7 +22,7 @@ O(log n) in what waits, and O(what runs) where it has to ask the ledger.
 import heapq
 from collections.abc import Mapping, Set
 
-from kvota.core.errors import Outcome
+from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Band
 from kvota.desk.entry import Entry, new_entry
 from kvota.desk.fairness import W_IN, W_OUT, TenantCounters
@@ -33,6 +33,7 @@ from kvota.desk.outlook import Outlook
 from kvota.desk.pace import Pace
 from kvota.desk.pauses import choose_pauses
 from kvota.desk.policies import new_policy
+from kvota.desk.reading import Reading
 from kvota.desk.refusals import Refusals
 from kvota.desk.retry import clamp_retry_s
 from kvota.desk.settings import DeskSettings
@@ -84,7 +85,10 @@ class Desk:
         self._pace = Pace()
         self._outlook = Outlook(settings, self._ledger, self._line, self._pace)
         self._tally = Tally()
-        self._refusals = Refusals(settings, self._ledger, self._line, self._outlook, self._tally)
+        self._reading = Reading()
+        self._refusals = Refusals(
+            settings, self._ledger, self._line, self._outlook, self._tally, self._reading
+        )
         self._entries: dict[str, Entry] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap; may lag behind
         self._num_arrivals = 0
@@ -105,7 +109,7 @@ class Desk:
         self._line.push(entry)
         is_first = self._line.head(entry.band, entry.lane) is entry
         if is_first and self._turn.next() is entry:
-            refused = self._refusals.too_late(entry, 0.0, now)
+            refused = self._refusals.too_late(entry, None, now)
             if refused is None:
                 self._enter(entry)
                 return Granted(self._grant(entry, now))
@@ -115,6 +119,9 @@ class Desk:
             self._line.remove(entry)
             return refused
         self._enter(entry)
+        entry.has_waited = True
+        if self._line.num_fresh(entry.lane) == 1:
+            self._pace.began_to_wait(entry.lane, now)
         return Queued(self._line.num_before(entry), entry.wait_told_s)
 
     def progress(
@@ -153,7 +160,7 @@ class Desk:
             return []
         if entry.stage in WAITING:
             return self.release(ticket_id, outcome, now)
-        self._begin_closing(entry, outcome)
+        self._begin_closing(entry, outcome, now)
         return []
 
     def release(self, ticket_id: str, outcome: Outcome, now: float) -> list[Lease]:
@@ -196,7 +203,7 @@ class Desk:
             self._expire(heapq.heappop(self._deadlines)[2], now, expired, overdue)
         if not self._has_changed and now - self._looked_s < RECHECK_S:
             return Ticked((), expired, overdue, ())
-        granted = self._grant_all(now)
+        granted = self._grant_all(now, expired)
         return Ticked(granted, expired, overdue, self._ask_to_pause(now))
 
     # --- views --------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ class Desk:
         entry = self._entries.get(ticket_id)
         if entry is None or entry.stage not in WAITING:
             return None
-        eta_s = self._outlook.corrected(self._outlook.guess_s(entry, now))
+        eta_s = self._outlook.corrected(self._guess_wait_s(entry, now))
         return Queued(self._line.num_before(entry), eta_s)
 
     @property
@@ -247,6 +254,7 @@ class Desk:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
         self._line.check()
         self._holders.check(self._settings)
+        self._reading.check(self._holders)
         entries = self._entries
         assert {one.id for one in self._line} == _ids_in(entries, WAITING), "lost in line"
         assert {one.id for one in self._holders} == _ids_in(entries, HOLDING), "lost on the way"
@@ -260,17 +268,39 @@ class Desk:
 
     def _tell_wait(self, entry: Entry, now: float) -> Refused | None:
         """Note the ETA it is told; a refusal when its deadline is out of reach."""
-        guess_s = self._outlook.guess_s(entry, now)
+        guess_s = self._guess_wait_s(entry, now)
         entry.wait_guess_s, entry.wait_told_s = guess_s, self._outlook.corrected(guess_s)
-        return self._refusals.too_late(entry, entry.wait_told_s, now)
+        return self._refusals.too_late(entry, entry.wait_told_s or 0.0, now)
 
-    def _grant_all(self, now: float) -> list[Lease]:
-        self._has_changed = False
+    def _guess_wait_s(self, entry: Entry, now: float) -> float | None:
+        """From what is held and forecast; where nothing is forecast, from how the line moves."""
+        guess_s = self._outlook.guess_s(entry, now)
+        if guess_s is not None:
+            return guess_s
+        return self._pace.line_s(entry.lane, self._line.num_before(entry))
+
+    def _grant_all(self, now: float, expired: list[Expired] | None = None) -> list[Lease]:
+        """Whoever has room begins. Who could begin and would be too late ends in `expired`.
+
+        Without such a list the line stands still before it, until the next tick.
+        """
         self._looked_s = now
         granted = []
         while (entry := self._turn.next()) is not None:
-            granted.append(self._grant(entry, now))
+            if not self._refusals.is_lost(entry, now):
+                granted.append(self._grant(entry, now))
+            elif expired is not None:
+                expired.append(self._give_up(entry, now))
+            else:
+                break
+        self._has_changed = entry is not None
         return granted
+
+    def _give_up(self, entry: Entry, now: float) -> Expired:
+        retry_s = self._refusals.give_up(entry, now)
+        self._close(entry, Outcome.REFUSED, now)
+        reason = Refusal.DEADLINE_UNREACHABLE
+        return Expired(entry.ticket, Outcome.REFUSED, retry_s, reason)
 
     def _grant(self, entry: Entry, now: float) -> Lease:
         is_resumed = entry.is_paused
@@ -279,6 +309,9 @@ class Desk:
         entry.move(Stage.GRANTED)
         entry.granted_s = now
         self._holders.add(entry)
+        self._reading.begin(entry)
+        if entry.has_waited and not is_resumed:
+            self._pace.left_line(entry.lane, now)
         if is_resumed:
             self._tally.resumed += 1
         else:
@@ -317,15 +350,22 @@ class Desk:
         self._counters.charge(entry.tenant, W_OUT * added)
         if entry.stage is Stage.GRANTED:
             entry.move(Stage.RUNNING)
-        assert entry.granted_s is not None
-        if not entry.has_token:
-            entry.has_token = True
-            if not entry.num_pauses:
-                self._pace.read_prompt(entry.uncached_tokens, now - entry.granted_s)
+        self._end_reading(entry, now, has_token=True)
+        entry.has_token = True
         if choice == 0:
             if entry.progressed_s is not None:
                 self._pace.decoded(added, now - entry.progressed_s)
             entry.progressed_s = now
+
+    def _end_reading(self, entry: Entry, now: float, *, has_token: bool) -> None:
+        """Its first token since the grant is there, or it is stopped before. Idempotent."""
+        if entry.reads_tokens is None:
+            return
+        assert entry.granted_s is not None
+        self._reading.end(entry, now, has_token=has_token)
+        if not entry.num_pauses:
+            seconds = now - entry.granted_s
+            self._pace.read_prompt(entry.uncached_tokens, seconds, is_cut=not has_token)
 
     def _end_choice(self, entry: Entry, choice: int, *, is_cut: bool) -> None:
         """Learn its length. A choice that was stopped only shows that it would have been longer."""
@@ -338,9 +378,10 @@ class Desk:
 
     # --- ending -------------------------------------------------------------------------------
 
-    def _begin_closing(self, entry: Entry, outcome: Outcome) -> None:
+    def _begin_closing(self, entry: Entry, outcome: Outcome, now: float) -> None:
         entry.move(Stage.CLOSING)
         entry.outcome = outcome
+        self._end_reading(entry, now, has_token=False)
 
     def _close(self, entry: Entry, outcome: Outcome, now: float) -> None:
         """The one ending."""
@@ -352,6 +393,7 @@ class Desk:
         else:
             self._holders.remove(entry)
         outcome = entry.outcome or outcome
+        self._end_reading(entry, now, has_token=outcome is Outcome.COMPLETED)
         self._learn_lengths(entry, outcome)
         entry.move(Stage.CLOSED)
         self._tally.ended[outcome] += 1
@@ -381,9 +423,9 @@ class Desk:
             retry_s = clamp_retry_s(told.eta_s if told is not None else None)
             expired.append(Expired(entry.ticket, outcome, retry_s))
         else:
-            lease = entry.lease()
-            self._begin_closing(entry, Outcome.REQUEST_TIMEOUT)
-            overdue.append(Overdue(lease, Outcome.REQUEST_TIMEOUT))
+            lease, limit_s = entry.lease(), deadline_s - entry.ticket.arrived_s
+            self._begin_closing(entry, Outcome.REQUEST_TIMEOUT, now)
+            overdue.append(Overdue(lease, Outcome.REQUEST_TIMEOUT, limit_s, entry.has_token))
 
     # --- pausing ------------------------------------------------------------------------------
 
@@ -406,6 +448,7 @@ class Desk:
         )
         for victim in victims:
             victim.move(Stage.PAUSING)
+            self._end_reading(victim, now, has_token=False)
             self._tally.pauses += 1
             self._tally.repeated_pauses += victim.num_pauses > 0
             victim.num_pauses += 1

@@ -36,15 +36,17 @@ class Entry:
     granted_s: float | None = None  # latest
     progressed_s: float | None = None  # of choice 0, since the latest grant
     has_token: bool = False
+    has_waited: bool = False  # it was not granted when it arrived
     num_pauses: int = 0
     yields_to: int = 0  # paused for those that arrived up to this one,
     lends_tokens: float = 0.0  # until they have taken so much of the room that it left
+    reads_tokens: int | None = None  # while it is read, until its first token since the grant
+    reads_until: int = 0  # those, and what was to be read before them
     wait_guess_s: float | None = None  # uncorrected, when it joined the line
     wait_told_s: float | None = None
 
     def __post_init__(self) -> None:
-        due_s = min(self.first_token_by_s, self.end_by_s)
-        self.rank = (due_s, self.arrival)
+        self.rank = (self.due_s, self.arrival)
         self.produced = [0] * self.ticket.n
         self.is_done = [False] * self.ticket.n
 
@@ -61,6 +63,11 @@ class Entry:
         return self.ticket.band
 
     @property
+    def due_s(self) -> float:
+        """By when its first token must be there."""
+        return min(self.first_token_by_s, self.end_by_s)
+
+    @property
     def size(self) -> int:
         return self.ticket.n
 
@@ -75,6 +82,11 @@ class Entry:
     @property
     def uncached_tokens(self) -> int:
         return self.ticket.prompt_tokens - self.ticket.cached_tokens
+
+    @property
+    def unread_tokens(self) -> int:
+        """What the engine has to compute of it before its next token, were it granted now."""
+        return self.uncached_tokens + sum(self.produced)
 
     @property
     def service(self) -> float:
@@ -103,8 +115,8 @@ class Entry:
         if self.stage is Stage.CLOSING:
             return None
         if self.stage is Stage.QUEUED:
-            return min(self.queue_until_s, self.first_token_by_s, self.end_by_s)
-        return self.end_by_s if self.has_token else min(self.first_token_by_s, self.end_by_s)
+            return min(self.queue_until_s, self.due_s)
+        return self.end_by_s if self.has_token else self.due_s
 
     def lease(self) -> Lease:
         assert self.granted_s is not None

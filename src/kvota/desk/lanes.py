@@ -93,6 +93,10 @@ class WaitingLine(Generic[Entry]):
     def num_in(self, band: Band, lane: Lane) -> int:
         return len(self._fresh[band, lane]) + len(self._paused[band, lane])
 
+    def num_fresh(self, lane: Lane) -> int:
+        """Tickets of a lane that were never granted."""
+        return sum(len(self._fresh[band, lane]) for band in Band)
+
     def has_in(self, band: Band) -> bool:
         return any(self.num_in(band, lane) for lane in Lane)
 

@@ -3,13 +3,15 @@
 Three measured things, all forgetting slowly:
 - decoding: tokens per second of one lease;
 - reading a prompt: seconds from grant to first token, as a + b × uncached tokens (least squares);
+- leaving the line: seconds between two grants from a lane in which somebody waits;
 - honesty: by what factor waits were longer than predicted.
 """
 
-import numpy as np
+from kvota.desk.first_token import FadingLine
+from kvota.desk.ticket import Lane
 
 _DECODE_MEMORY = 0.995  # of 1 per observation: the last 200 or so count
-_PROMPT_MEMORY = 0.98
+_LEAVING_MEMORY = 0.95
 _HONESTY_MEMORY = 0.9
 _HONESTY_MAX = 2.0
 
@@ -20,7 +22,8 @@ class Pace:
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
-        self._moments = np.zeros(5)  # Σ 1, x, y, x², xy over prompts: x tokens, y seconds
+        self._prompts = FadingLine()
+        self._leaving = {lane: Leaving() for lane in Lane}
         self._predicted_s = 0.0
         self._actual_s = 0.0
 
@@ -29,10 +32,27 @@ class Pace:
         self._tokens = self._tokens * _DECODE_MEMORY + num_tokens
         self._seconds = self._seconds * _DECODE_MEMORY + seconds
 
-    def read_prompt(self, uncached_tokens: int, seconds: float) -> None:
-        """A lease took `seconds` from its grant to its first token."""
-        x, y = float(uncached_tokens), seconds
-        self._moments = self._moments * _PROMPT_MEMORY + np.array((1.0, x, y, x * x, x * y))
+    def read_prompt(self, uncached_tokens: int, seconds: float, *, is_cut: bool = False) -> None:
+        """A lease took `seconds` from its grant to its first token; with `is_cut`, to its end."""
+        if is_cut:
+            seconds = max(seconds, self.first_token_s(uncached_tokens))
+        self._prompts.add(uncached_tokens, seconds)
+
+    def began_to_wait(self, lane: Lane, now: float) -> None:
+        """The lane has its first waiting ticket."""
+        self._leaving[lane].since_s = now
+
+    def left_line(self, lane: Lane, now: float) -> None:
+        """A waiting ticket of the lane was granted."""
+        self._leaving[lane].count(now)
+
+    def line_s(self, lane: Lane, num_before: int) -> float | None:
+        """Seconds in which `num_before` waiting tickets and one more leave; None: not known.
+
+        It needs no forecast, so it is there where nothing is known of how long outputs become.
+        """
+        each_s = self._leaving[lane].each_s
+        return None if each_s is None else each_s * (num_before + 1)
 
     def waited(self, predicted_s: float, actual_s: float) -> None:
         """A ticket was granted after `actual_s`; the uncorrected prediction was `predicted_s`."""
@@ -53,10 +73,22 @@ class Pace:
 
     def first_token_s(self, uncached_tokens: int) -> float:
         """Seconds from grant to first token; 0 while nothing is known."""
-        num, x, y, xx, xy = (float(moment) for moment in self._moments)
-        if num == 0:
-            return 0.0
-        spread = num * xx - x * x
-        slope = (num * xy - x * y) / spread if spread > 1e-9 * num * xx else 0.0
-        slope = max(slope, 0.0)
-        return max((y - slope * x) / num, 0.0) + slope * uncached_tokens
+        return self._prompts.at(uncached_tokens)
+
+
+class Leaving:
+    """How fast one lane's line moves. Only the time in which somebody waits counts."""
+
+    def __init__(self) -> None:
+        self.since_s = 0.0  # the lane's line has moved, or begun
+        self._seconds = 0.0
+        self._num = 0.0
+
+    def count(self, now: float) -> None:
+        self._seconds = self._seconds * _LEAVING_MEMORY + (now - self.since_s)
+        self._num = self._num * _LEAVING_MEMORY + 1
+        self.since_s = now
+
+    @property
+    def each_s(self) -> float | None:
+        return self._seconds / self._num if self._num else None

@@ -5,6 +5,7 @@ from kvota.desk.entry import Entry
 from kvota.desk.lanes import WaitingLine
 from kvota.desk.ledger import Ledger
 from kvota.desk.outlook import Outlook
+from kvota.desk.reading import Reading
 from kvota.desk.retry import RETRY_AFTER_MAX_S, clamp_retry_s
 from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import Tally
@@ -21,12 +22,14 @@ class Refusals:
         line: WaitingLine[Entry],
         outlook: Outlook,
         tally: Tally,
+        reading: Reading,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._line = line
         self._outlook = outlook
         self._tally = tally
+        self._reading = reading
 
     def impossible(self, entry: Entry) -> Refused | None:
         """It could not run if it were alone."""
@@ -60,9 +63,12 @@ class Refusals:
         )
 
     def too_late(self, entry: Entry, wait_s: float | None, now: float) -> Refused | None:
-        """Granted after `wait_s`, its first token is expected past its deadline."""
-        first_s = self._outlook.first_token_s(entry, wait_s)
-        left_s = min(entry.first_token_by_s, entry.end_by_s) - now
+        """Granted after `wait_s` (None: now), its first token would probably miss its deadline.
+
+        Probably: of tickets that find what it finds, the quantile of `first_token.py` misses it.
+        """
+        first_s = (wait_s or 0.0) + self._first_token_s(entry, is_now=wait_s is None)
+        left_s = entry.due_s - now
         if first_s <= left_s:
             return None
         return self._refuse(
@@ -71,6 +77,22 @@ class Refusals:
             f"The first token is expected in {first_s:.1f} s, after the deadline in "
             f"{max(left_s, 0.0):.1f} s.",
         )
+
+    def is_lost(self, entry: Entry, now: float) -> bool:
+        """It may begin now, and would miss its deadline: what it computed would be for nobody."""
+        if entry.has_token:
+            return False
+        return self._first_token_s(entry, is_now=True) > entry.due_s - now
+
+    def give_up(self, entry: Entry, now: float) -> float:
+        """Count a lost ticket as refused. Returns when to come back, in seconds."""
+        self._tally.refused[Refusal.DEADLINE_UNREACHABLE] += 1
+        return clamp_retry_s(self._reading.bound_s(entry) - (entry.due_s - now))
+
+    def _first_token_s(self, entry: Entry, *, is_now: bool) -> float:
+        if is_now and not self._reading.num_before(entry):
+            return self._reading.fastest_s(entry)
+        return self._reading.bound_s(entry)
 
     def _refuse(self, reason: Refusal, retry_after_s: float, message: str) -> Refused:
         self._tally.refused[reason] += 1

@@ -121,11 +121,16 @@ Verdict = Granted | Queued | Refused
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A ticket whose time in line is over. It has ended; there is nothing to release."""
+    """A ticket whose time in line is over. It has ended; there is nothing to release.
+
+    `reason` says why where nothing was served: its time is over, or what is left of it is too
+    short for a first token.
+    """
 
     ticket: Ticket
     outcome: Outcome
     retry_after_s: float
+    reason: Refusal = Refusal.QUEUE_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,8 @@ class Overdue:
 
     lease: Lease
     outcome: Outcome
+    limit_s: float  # it was given so long from its arrival
+    has_token: bool  # False: for its first token
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ class EngineRunner:
     def _expire(self, expired: Expired) -> None:
         """Its time in line is over; the desk has closed it."""
         stream = self._streams[expired.ticket.id]
-        error = _too_late(stream.request, expired.outcome, expired.retry_after_s)
+        error = _expiry(stream.request, expired)
         if stream.is_submitted:  # paused: the engine still keeps its tokens
             self._engine.post(Cancel(stream.request.id, expired.outcome, error))
             stream.is_released = True
@@ -268,9 +268,9 @@ class EngineRunner:
             self._finish(stream, _ended_in_line(stream.request, expired.outcome, error, self._now))
 
     def _stop_overdue(self, overdue: Overdue) -> None:
-        request = self._streams[overdue.lease.id].request
-        error = _too_late(request, overdue.outcome, RETRY_AFTER_S)
-        self._engine.post(Cancel(request.id, overdue.outcome, error))
+        what = "answer was not complete" if overdue.has_token else "first token was not there"
+        error = RequestTimeout(f"The {what} within {overdue.limit_s:.3g} s, the limit.")
+        self._engine.post(Cancel(overdue.lease.id, overdue.outcome, error))
 
     def _end_in_line(self, stream: "_Stream", outcome: Outcome, error: KvotaError) -> None:
         self._start_all(self._desk.cancel(stream.request.id, outcome, self._now))
@@ -285,6 +285,8 @@ class EngineRunner:
                 stream = self._streams.get(request_id)
                 if stream is not None:
                     self._hear(stream, event, now)
+            if self._streams:
+                self._obey(self._desk.tick(now))  # room may have been left by one who is too late
         except Exception as bug:  # the boundary: the rest of these events would be lost in silence
             self._die(bug)
         self._settle()
@@ -393,15 +395,20 @@ def _refusal(verdict: DeskRefused) -> KvotaError:
     return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
 
 
-def _too_late(request: Request, outcome: Outcome, retry_after_s: float) -> KvotaError:
-    waited = "the longest wait in line that is allowed"
-    if outcome is Outcome.QUEUE_TIMEOUT:
-        limit_s = (request.queue_deadline_s or request.arrived_s) - request.arrived_s
-        return Refused(
-            Refusal.QUEUE_TIMEOUT,
-            f"The request did not begin within {limit_s:.3g} s, {waited}.",
-            retry_after_s=retry_after_s,
-        )
+def _expiry(request: Request, expired: Expired) -> KvotaError:
+    match expired.outcome:
+        case Outcome.REQUEST_TIMEOUT:
+            return _timed_out(request)
+        case Outcome.REFUSED:
+            message = "In what is left of its time the request would not get its first token."
+        case _:
+            limit_s = (request.queue_deadline_s or request.arrived_s) - request.arrived_s
+            longest = "the longest wait in line that is allowed"
+            message = f"The request did not begin within {limit_s:.3g} s, {longest}."
+    return Refused(expired.reason, message, retry_after_s=expired.retry_after_s)
+
+
+def _timed_out(request: Request) -> RequestTimeout:
     limit_s = (request.deadline_s or request.arrived_s) - request.arrived_s
     return RequestTimeout(f"The answer was not complete in time; the limit is {limit_s:.3g} s.")
 

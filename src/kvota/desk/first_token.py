@@ -1,0 +1,107 @@
+"""How long from a grant to the first token, learned also from those that never got one.
+
+The engine reads prompts in the order in which they came, so the time grows with the prompt tokens
+that are to be read until then: the ticket's own and those of the prompts before it.
+
+    seconds = m + z · √m        m = a + b · tokens
+
+a and b by least squares that forget slowly; z is the spread around that line. It grows with the
+root of the time, as that of a sum of many steps does. A lease that was ended before its first
+token shows that it would have taken longer than it was waited for: it is censored. Left out, only
+the fast ones would be seen, and a desk under overload would grant more the later everything gets.
+So the quantile of z is Kaplan and Meier's (1958), which uses both kinds, and the line takes a
+censored one for the time that was expected of it, or a quarter more than it was waited for.
+"""
+
+from collections import deque
+from math import sqrt
+
+import numpy as np
+
+QUANTILE = 0.9  # of first tokens come within `FirstTokens.bound_s`
+_MEMORY = 0.98  # of 1 per observation: the last 50 or so make the line
+_NUM_KEPT = 128  # observations make the spread
+_NUM_ENOUGH = 8  # with fewer, the spread counts as none
+_CUT_TAKES = 1.25  # times as long as it was waited for, at least
+
+
+class FadingLine:
+    """The least-squares line y = a + b·x with b ≥ 0, over points that are slowly forgotten."""
+
+    def __init__(self, memory: float = _MEMORY) -> None:
+        self._memory = memory
+        self._moments = np.zeros(5)  # Σ 1, x, y, x², xy
+
+    def add(self, x: float, y: float) -> None:
+        self._moments = self._moments * self._memory + np.array((1.0, x, y, x * x, x * y))
+
+    def at(self, x: float) -> float:
+        """y there; 0 while no point is known."""
+        num, sum_x, sum_y, xx, xy = (float(moment) for moment in self._moments)
+        if num == 0:
+            return 0.0
+        spread = num * xx - sum_x * sum_x
+        slope = (num * xy - sum_x * sum_y) / spread if spread > 1e-9 * num * xx else 0.0
+        slope = max(slope, 0.0)
+        return max((sum_y - slope * sum_x) / num, 0.0) + slope * x
+
+
+class FirstTokens:
+    """The first tokens of one lane. `tokens`: of prompt, to be read until then."""
+
+    def __init__(self) -> None:
+        self._line = FadingLine()
+        self._seen: deque[tuple[int, float, bool]] = deque(maxlen=_NUM_KEPT)
+        self._spread: float | None = 0.0  # z at QUANTILE; None: not worked out since the last one
+
+    def came(self, tokens: int, seconds: float) -> None:
+        """A first token came after `seconds`."""
+        self._line.add(tokens, seconds)
+        self._keep(tokens, seconds, is_cut=False)
+
+    def was_cut(self, tokens: int, seconds: float) -> None:
+        """A lease was ended after `seconds` without a first token."""
+        self._line.add(tokens, max(seconds * _CUT_TAKES, self._line.at(tokens)))
+        self._keep(tokens, seconds, is_cut=True)
+
+    def bound_s(self, tokens: int) -> float:
+        """QUANTILE of first tokens come within it; 0 while nothing is known."""
+        if self._spread is None:
+            self._spread = self._measure_spread()
+        mean_s = self._line.at(tokens)
+        return mean_s + self._spread * sqrt(mean_s)
+
+    def fastest_s(self, tokens: int) -> float:
+        """At the best speed of those remembered; 0 while nothing is known."""
+        speeds = [seconds / tokens for tokens, seconds, is_cut in self._seen if not is_cut]
+        return min(speeds, default=0.0) * tokens
+
+    def _keep(self, tokens: int, seconds: float, *, is_cut: bool) -> None:
+        self._seen.append((max(tokens, 1), seconds, is_cut))
+        self._spread = None
+
+    def _measure_spread(self) -> float:
+        if len(self._seen) < _NUM_ENOUGH:
+            return 0.0
+        spreads = []
+        for tokens, seconds, is_cut in self._seen:
+            mean_s = max(self._line.at(tokens), 1e-6)
+            spreads.append(((seconds - mean_s) / sqrt(mean_s), is_cut))
+        return max(censored_quantile(spreads, QUANTILE), 0.0)
+
+
+def censored_quantile(values: list[tuple[float, bool]], share: float) -> float:
+    """The least value at which Kaplan–Meier's estimate says that `share` of all have ended.
+
+    `values` are (value, is_cut) pairs, at least one; a cut one is known to be larger than its
+    value. Where too many are cut to tell, the largest value of all: the quantile is no smaller.
+    """
+    ordered = sorted(values)  # of equal ones, those that ended come first
+    surviving, at_risk = 1.0, len(ordered)
+    for value, is_cut in ordered:
+        if not is_cut:
+            surviving *= 1 - 1 / at_risk
+            if surviving <= 1 - share + 1e-12:
+                return value
+        at_risk -= 1
+    return ordered[-1][0]

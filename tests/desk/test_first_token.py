@@ -1,0 +1,103 @@
+"""The time to a first token, learned from those that came and from those that never did."""
+
+from random import Random
+
+import pytest
+
+from kvota.desk.first_token import QUANTILE, FadingLine, FirstTokens, censored_quantile
+
+TRUE_BASE_S, TRUE_PER_TOKEN_S = 0.2, 0.002
+
+
+def true_seconds(tokens: int, rng: Random) -> float:
+    return (TRUE_BASE_S + TRUE_PER_TOKEN_S * tokens) * rng.uniform(0.8, 1.2)
+
+
+def taught(patience_s: float, *, is_told_of_cuts: bool, num: int = 400) -> FirstTokens:
+    """One that has seen many leases, each ended after `patience_s` when no token had come."""
+    rng, times = Random(3), FirstTokens()
+    for _ in range(num):
+        tokens = rng.randint(50, 2_000)
+        seconds = true_seconds(tokens, rng)
+        if seconds <= patience_s:
+            times.came(tokens, seconds)
+        elif is_told_of_cuts:
+            times.was_cut(tokens, patience_s)
+    return times
+
+
+def test_nothing_is_known_at_first() -> None:
+    times = FirstTokens()
+    assert times.bound_s(1_000) == times.fastest_s(1_000) == 0.0
+
+
+def test_a_line_that_was_put_in_comes_out() -> None:
+    line = FadingLine()
+    for x in (100, 2_000, 300, 1_000) * 5:
+        line.add(x, 0.3 + 0.002 * x)
+    assert line.at(5_000) == pytest.approx(10.3)
+
+
+def test_the_bound_is_kept_by_the_stated_share() -> None:
+    times = taught(100.0, is_told_of_cuts=True)
+    rng = Random(8)
+    tokens = [rng.randint(50, 2_000) for _ in range(2_000)]
+    kept = sum(true_seconds(num, rng) <= times.bound_s(num) for num in tokens) / len(tokens)
+    assert kept == pytest.approx(QUANTILE, abs=0.07)
+
+
+def test_the_bound_is_wider_than_the_mean_and_no_margin_is_made_up_from_a_few() -> None:
+    few, many = taught(100.0, is_told_of_cuts=True, num=3), taught(100.0, is_told_of_cuts=True)
+    assert many.bound_s(1_000) > 1.05 * (TRUE_BASE_S + 1_000 * TRUE_PER_TOKEN_S)
+    assert few.bound_s(1_000) == pytest.approx(TRUE_BASE_S + 1_000 * TRUE_PER_TOKEN_S, rel=0.25)
+
+
+def test_those_that_were_ended_before_correct_what_only_the_fast_ones_show() -> None:
+    """Half of all leases never get their token: a model of the other half thinks all is well."""
+    patience_s, slow = 2.2, 1_600
+    assert TRUE_BASE_S + slow * TRUE_PER_TOKEN_S > 1.5 * patience_s
+    blind = FirstTokens()
+    rng = Random(3)
+    for _ in range(400):  # the slower the lease, the less of its like is seen
+        seconds = true_seconds(slow, rng) * rng.uniform(0.5, 1.5)
+        if seconds <= patience_s:
+            blind.came(slow, seconds)
+    assert blind.bound_s(slow) <= patience_s, "the survivors alone cannot show it"
+    told = FirstTokens()
+    rng = Random(3)
+    for _ in range(400):
+        seconds = true_seconds(slow, rng) * rng.uniform(0.5, 1.5)
+        if seconds <= patience_s:
+            told.came(slow, seconds)
+        else:
+            told.was_cut(slow, patience_s)
+    assert told.bound_s(slow) > patience_s
+
+
+def test_the_fastest_is_that_of_a_token_that_came() -> None:
+    times = FirstTokens()
+    times.came(100, 1.0)
+    times.came(100, 0.5)
+    times.was_cut(100, 0.1)
+    assert times.fastest_s(200) == pytest.approx(1.0)
+
+
+# --- the quantile of censored values, against what is known by hand
+
+
+def test_without_cut_values_it_is_the_plain_quantile() -> None:
+    values = [(float(value), False) for value in range(1, 11)]
+    assert censored_quantile(values, 0.5) == 5.0
+    assert censored_quantile(values, 0.9) == 9.0
+
+
+def test_a_cut_value_counts_for_all_that_are_larger() -> None:
+    """Kaplan–Meier by hand: 1, 2+, 3, 4: S = 3/4, then 3/4 · 1/2 = 3/8, then 0."""
+    values = [(1.0, False), (2.0, True), (3.0, False), (4.0, False)]
+    assert censored_quantile(values, 0.25) == 1.0
+    assert censored_quantile(values, 0.5) == 3.0
+    assert censored_quantile(values, 0.7) == 4.0
+
+
+def test_where_all_are_cut_it_is_the_largest() -> None:
+    assert censored_quantile([(2.0, True), (5.0, True), (1.0, True)], 0.9) == 5.0

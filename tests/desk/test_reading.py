@@ -1,0 +1,132 @@
+"""Prompts in the engine, who is held to what, and that the desk learns from all of them."""
+
+from typing import Any
+
+from kvota.core.errors import Outcome, Refusal
+from kvota.desk.desk import Desk
+from kvota.desk.ticket import Granted, Queued, Refused, Stage
+from tests.desk.desk_world import new_desk, new_ticket
+
+ROOM = 100_000
+
+
+def taught_desk(seconds_per_token: float = 0.01, **settings: Any) -> Desk:
+    """A desk over an engine that has read twenty prompts, one after the other."""
+    desk = new_desk(ROOM, **settings)
+    now = 0.0
+    for number in range(20):
+        tokens = 50 + 10 * number
+        ticket = new_ticket(f"past {number}", prompt_tokens=tokens, arrived_s=now)
+        assert isinstance(desk.arrive(ticket, now), Granted)
+        now += tokens * seconds_per_token
+        desk.progress(ticket.id, 1, now)
+        desk.release(ticket.id, Outcome.COMPLETED, now)
+    return desk
+
+
+def test_prompts_that_are_being_read_count_for_those_behind_them() -> None:
+    desk = taught_desk()
+    for number in range(4):
+        ticket = new_ticket(f"a{number}", prompt_tokens=100, arrived_s=50.0)
+        assert isinstance(desk.arrive(ticket, 50.0), Granted)
+    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0)
+    verdict = desk.arrive(hasty, 50.0)
+    assert isinstance(verdict, Refused)
+    assert verdict.reason is Refusal.DEADLINE_UNREACHABLE
+    assert "expected in 5.0 s" in verdict.message
+    desk.progress("a0", 1, 51.0)
+    desk.progress("a1", 1, 51.0)
+    desk.progress("a2", 1, 51.0)
+    assert isinstance(desk.arrive(hasty, 50.0), Granted), "three of the four have been read"
+    desk.check()
+
+
+def test_long_prompts_have_a_share_of_their_own_and_are_not_before_a_short_one() -> None:
+    desk = taught_desk(long_request_threshold=1_000)
+    long = new_ticket("long", prompt_tokens=5_000, arrived_s=50.0)
+    assert isinstance(desk.arrive(long, 50.0), Granted)
+    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0)
+    assert isinstance(desk.arrive(hasty, 50.0), Granted)
+
+
+def test_leases_ended_before_their_first_token_teach_that_it_takes_longer() -> None:
+    """Each was given up after 3 s: the next ones behind others are refused at the door."""
+    desk = taught_desk(seconds_per_token=0.001)
+    before = new_ticket("before", prompt_tokens=100, arrived_s=50.0)
+    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0)
+    desk.arrive(before, 50.0)
+    assert isinstance(desk.arrive(hasty, 50.0), Granted)
+    for number in range(30):
+        desk.arrive(new_ticket(f"slow {number}", prompt_tokens=100, arrived_s=50.0), 50.0)
+        desk.cancel(f"slow {number}", Outcome.REQUEST_TIMEOUT, 53.0)
+        desk.release(f"slow {number}", Outcome.REQUEST_TIMEOUT, 53.1)
+    late = new_ticket("late", prompt_tokens=100, arrived_s=54.0, first_token_deadline_s=57.0)
+    assert isinstance(desk.arrive(late, 54.0), Refused)
+    desk.check()
+
+
+def test_a_desk_that_has_learned_slowness_lets_one_try_when_nothing_is_before_it() -> None:
+    """Otherwise nobody could show that the engine is fast again, and all were refused for ever."""
+    desk = taught_desk(seconds_per_token=0.001)
+    for number in range(200):
+        desk.arrive(new_ticket(f"slow {number}", prompt_tokens=100, arrived_s=50.0), 50.0)
+        desk.cancel(f"slow {number}", Outcome.REQUEST_TIMEOUT, 80.0)
+        desk.release(f"slow {number}", Outcome.REQUEST_TIMEOUT, 80.0)
+    now, num_granted = 100.0, 0
+    for number in range(300):  # the engine is fast again, and two at a time come
+        for name in (f"x{number}", f"y{number}"):
+            ticket = new_ticket(
+                name, prompt_tokens=100, arrived_s=now, first_token_deadline_s=now + 3.0
+            )
+            num_granted += isinstance(desk.arrive(ticket, now), Granted)
+        now += 0.1
+        for name in (f"x{number}", f"y{number}"):
+            if desk.stage(name) is Stage.GRANTED:
+                desk.progress(name, 1, now)
+                desk.release(name, Outcome.COMPLETED, now)
+        if number == 0:
+            assert num_granted == 1, "one tries, the other is told the truth as it is known"
+    last = [
+        new_ticket(name, prompt_tokens=100, arrived_s=now, first_token_deadline_s=now + 3.0)
+        for name in "pq"
+    ]
+    assert all(isinstance(desk.arrive(ticket, now), Granted) for ticket in last)
+
+
+def test_what_could_not_be_done_at_the_best_speed_is_refused_even_by_an_idle_engine() -> None:
+    desk = taught_desk(seconds_per_token=0.01)
+    huge = new_ticket("huge", prompt_tokens=3_000, arrived_s=50.0, first_token_deadline_s=53.0)
+    assert isinstance(desk.arrive(huge, 50.0), Refused)
+
+
+def test_a_ticket_that_has_waited_too_long_to_get_its_token_in_time_is_not_begun() -> None:
+    """What it would compute were for nobody; it is told so, and the next one begins."""
+    desk = taught_desk(seconds_per_token=0.01, max_running_requests=2)
+    desk.arrive(new_ticket("a", prompt_tokens=300, arrived_s=50.0), 50.0)
+    desk.arrive(new_ticket("b", prompt_tokens=100, arrived_s=50.0), 50.0)
+    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=56.0)
+    assert isinstance(desk.arrive(hasty, 50.0), Queued)
+    assert isinstance(desk.arrive(new_ticket("patient", arrived_s=50.0), 50.0), Queued)
+    desk.progress("b", 1, 54.0)
+    assert desk.release("b", Outcome.COMPLETED, 55.0) == [], "the line stands before it"
+    ticked = desk.tick(55.0)
+    [expired] = ticked.expired
+    assert (expired.ticket.id, expired.outcome) == ("hasty", Outcome.REFUSED)
+    assert expired.reason is Refusal.DEADLINE_UNREACHABLE
+    assert expired.retry_after_s >= 1
+    assert [lease.id for lease in ticked.granted] == ["patient"]
+    assert desk.snapshot().tally.refused == {Refusal.DEADLINE_UNREACHABLE: 1}
+    desk.check()
+
+
+def test_the_line_itself_shows_how_fast_it_moves_where_no_output_has_ended_yet() -> None:
+    desk = new_desk(ROOM, max_running_requests=1, request_timeout_s=900.0, queue_timeout_s=900.0)
+    desk.arrive(new_ticket("0"), 0.0)
+    for number in range(1, 8):
+        desk.arrive(new_ticket(str(number)), 0.0)
+    for number in range(4):
+        at_s = 10.0 * (number + 1)
+        desk.progress(str(number), 1, at_s - 5.0)
+        desk.release(str(number), Outcome.CLIENT_CLOSED, at_s)
+    told = [desk.position(str(number), 40.0) for number in (5, 6, 7)]
+    assert [one.eta_s for one in told if one is not None] == [10.0, 20.0, 30.0]
