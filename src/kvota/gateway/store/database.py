@@ -20,6 +20,7 @@ from kvota.core.errors import ConfigError, KvotaError
 SCHEMA_VERSION: Final = 1
 LOCK_TIMEOUT_S: Final = 5
 CONNECT_TIMEOUT_S: Final = 5
+_SCHEMA_LOCK: Final = int.from_bytes(b"kvota")
 _READS_ONLY: Final = "kvota_reads_only"
 
 
@@ -84,13 +85,13 @@ def sqlite_url(path: Path) -> str:
 
 @contextmanager
 def told_as_unusable() -> Iterator[None]:
-    """Turn the driver's errors into ours. The text of a statement may hold hashes: left out."""
+    """Turn the driver's errors into ours: their first line, for the rest may hold values."""
     try:
         yield
-    except DBAPIError as error:
-        raise StoreUnusable(f"The database does not answer as it should: {error.orig}") from error
     except SQLAlchemyError as error:
-        raise StoreUnusable(f"The database does not answer as it should: {error}") from error
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        first = str(cause).partition("\n")[0]
+        raise StoreUnusable(f"The database does not answer as it should: {first}") from error
 
 
 _schema: Final = sa.MetaData()
@@ -165,7 +166,7 @@ _BUILDERS: Final[dict[str, Callable[[sa.URL], sa.Engine]]] = {
 def _lock_schema(connection: sa.Connection) -> None:
     """Let only one process create tables. SQLite's transaction has the lock already."""
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(0x6b766f7461)")
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
 
 
 def _check_version(connection: sa.Connection) -> None:

@@ -29,7 +29,12 @@ _KEY_LENGTH: Final = _ID_LENGTH + 1 + 2 * SECRET_BYTES
 NAME_LENGTH_MAX: Final = 200
 
 KEY_TABLES: Final = sa.MetaData()
-_changes: Final = sa.Table("key_changes", KEY_TABLES, sa.Column("version", sa.BigInteger))
+_changes: Final = sa.Table(  # one row
+    "key_changes",
+    KEY_TABLES,
+    sa.Column("row", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+)
 _keys: Final = sa.Table(
     "keys",
     KEY_TABLES,
@@ -61,8 +66,10 @@ class KeyRecord:
     """A key without its secret. Times are Unix seconds; None: never."""
 
     caller: Caller
-    secret_hash: bytes
-    old_secret_hash: bytes | None = None  # of the secret before the last rotation
+    secret_hash: bytes = field(repr=False)
+    old_secret_hash: bytes | None = field(
+        default=None, repr=False
+    )  # of the secret before the last rotation
     old_secret_until_unix: float | None = None
     note: str = ""  # for people
     created_unix: float
@@ -186,9 +193,12 @@ class KeyStore:
         self._raise_version(connection)
 
     def _raise_version(self, connection: sa.Connection) -> None:
-        raised = connection.execute(_changes.update().values(version=_changes.c.version + 1))
-        if raised.rowcount == 0:
-            connection.execute(_changes.insert().values(version=1))
+        first = self._database.insert(_changes).values(row=1, version=1)
+        connection.execute(
+            first.on_conflict_do_update(
+                index_elements=[_changes.c.row], set_={"version": _changes.c.version + 1}
+            )
+        )
 
 
 def split_key(presented: bytes) -> tuple[str, bytes] | None:

@@ -1,0 +1,272 @@
+"""What a key may take per minute and at once: reserved at arrival, corrected at the end.
+
+    admission = await limits.enter(caller, model, estimated_tokens)      RateLimited: nothing taken
+    try: … finally: await admission.settle(prompt + output tokens)       also streams, also aborted
+
+Reserving the estimate before anything runs is what keeps requests that arrive together from
+passing one and the same last bit of room. The store may be shared (Redis). When it cannot be
+reached, this gateway enforces the limits alone, from an empty start, and tries again
+`RETRY_STORE_S` later: limits are not what a service should fail on.
+"""
+
+import asyncio
+import functools
+import itertools
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import InvalidRequest, Limit, RateLimited
+from kvota.gateway.caller import Caller
+from kvota.gateway.store.database import StoreUnusable
+from kvota.gateway.store.limit_windows import (
+    LimitStore,
+    MemoryLimitStore,
+    Order,
+    Scope,
+    Short,
+    Taken,
+    Used,
+)
+
+RETRY_STORE_S: Final = 5.0
+RENEW_EVERY_S: Final = 10.0  # a third of a place's lease
+
+Headers = list[tuple[bytes, bytes]]
+_Correction = Callable[[int, int], Awaitable[None]]  # tokens and requests, more or fewer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a caller stands with its limits: the tighter of its scopes. None: no such limit."""
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_s: float = 0.0  # until the windows are empty, if nothing more is asked
+
+    def headers(self) -> Headers:
+        """OpenAI's names for it."""
+        fields: Headers = []
+        for kind, limit, remaining in (
+            (b"requests", self.limit_requests, self.remaining_requests),
+            (b"tokens", self.limit_tokens, self.remaining_tokens),
+        ):
+            if limit is not None and remaining is not None:
+                fields.append((b"x-ratelimit-limit-" + kind, b"%d" % limit))
+                fields.append((b"x-ratelimit-remaining-" + kind, b"%d" % remaining))
+                reset = b"%ds" % math.ceil(self.reset_s)
+                fields.append((b"x-ratelimit-reset-" + kind, reset))
+        return fields
+
+
+class KeyLimitReached(RateLimited):
+    """A limit of the key is reached. `standing.headers()` belong on the answer."""
+
+    def __init__(
+        self, limit: Limit, message: str, *, retry_after_s: float, standing: Standing
+    ) -> None:
+        super().__init__(limit, message, retry_after_s=retry_after_s)
+        self.standing = standing
+
+
+class Admission:
+    """A request's share of its key's limits, until it is settled or withdrawn."""
+
+    __slots__ = ("_correct", "_estimated_tokens", "is_ended", "standing")
+
+    def __init__(
+        self, correct: "_Correction | None", estimated_tokens: int, standing: Standing
+    ) -> None:
+        self._correct = correct
+        self._estimated_tokens = estimated_tokens
+        self.standing = standing
+        self.is_ended = False
+
+    async def settle(self, actual_tokens: int) -> None:
+        """The request has ended, having used so many tokens. Only the first call counts.
+
+        Completes even when the caller's task is cancelled meanwhile. Raises nothing: a store out
+        of reach costs the correction, and a place there ends with its lease.
+        """
+        await self._finish(actual_tokens - self._estimated_tokens, 0)
+
+    async def withdraw(self) -> None:
+        """As if it had never been asked: for what the service itself refused."""
+        await self._finish(-self._estimated_tokens, -1)
+
+    async def _finish(self, tokens: int, requests: int) -> None:
+        if self.is_ended:
+            return
+        self.is_ended = True
+        if self._correct is not None:
+            await self._correct(tokens, requests)
+
+
+class RateLimits:
+    """One per gateway. Run `keep_places` beside it, and `close` it at the end."""
+
+    def __init__(
+        self,
+        store: LimitStore,
+        clock: Clock,
+        *,
+        on_degraded: Callable[[StoreUnusable], None] = lambda _: None,
+    ) -> None:
+        """`on_degraded` hears every call that the store has failed."""
+        self._store = store
+        self._spare = MemoryLimitStore(clock)
+        self._clock = clock
+        self._on_degraded = on_degraded
+        self._shunned_until = -math.inf
+        self._place_prefix = secrets.token_hex(6)  # places of several gateways meet in one store
+        self._place_numbers = itertools.count()
+        self._running: dict[str, Order] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_degraded(self) -> bool:
+        """This gateway enforces the limits alone, because the store was out of reach."""
+        return self._clock.now() < self._shunned_until
+
+    async def enter(self, caller: Caller, model: str, estimated_tokens: int) -> Admission:
+        """Take one request, the tokens and a place, from the key and from the key on this model.
+
+        Raises KeyLimitReached with the time when it would fit, and InvalidRequest where it never
+        would. `model` must be a served name: what is counted per model is kept.
+        """
+        scopes = _scopes(caller, model)
+        if not scopes:
+            return Admission(None, estimated_tokens, Standing())
+        _require_possible(scopes, estimated_tokens)
+        order = Order(
+            key_id=caller.key_id,
+            scopes=scopes,
+            tokens=estimated_tokens,
+            place=f"{self._place_prefix}-{next(self._place_numbers)}",
+        )
+        store, answer = await self._take(order)
+        standing = _standing(scopes, answer.used)
+        if isinstance(answer, Short):
+            raise _reached(scopes[answer.scope], answer, standing)
+        self._running[order.place] = order
+        correct = functools.partial(self._end, store, order, answer.second)
+        return Admission(correct, estimated_tokens, standing)
+
+    async def keep_places(self, every_s: float = RENEW_EVERY_S) -> None:
+        """Renew the leases of places in a shared store until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            if self._running and not self._store.is_local:
+                try:
+                    await self._store.renew(list(self._running.values()))
+                except StoreUnusable as error:
+                    self._degrade(error)
+
+    async def close(self) -> None:
+        """Wait for corrections under way, and let go of the store."""
+        if self._settling:
+            await asyncio.wait(self._settling)
+        await self._store.close()
+
+    async def _take(self, order: Order) -> tuple[LimitStore, Taken | Short]:
+        if not self.is_degraded:
+            try:
+                return self._store, await self._store.take(order)
+            except StoreUnusable as error:
+                self._degrade(error)
+        return self._spare, await self._spare.take(order)
+
+    async def _end(
+        self, store: LimitStore, order: Order, second: int, tokens: int, requests: int
+    ) -> None:
+        del self._running[order.place]
+        correction = self._correct(store, order, second, tokens, requests)
+        if store.is_local:
+            await correction
+            return
+        task = asyncio.create_task(correction)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        await asyncio.shield(task)
+
+    async def _correct(
+        self, store: LimitStore, order: Order, second: int, tokens: int, requests: int
+    ) -> None:
+        try:
+            await store.settle(order, second, tokens=tokens, requests=requests)
+        except StoreUnusable as error:
+            self._degrade(error)
+
+    def _degrade(self, error: StoreUnusable) -> None:
+        self._shunned_until = self._clock.now() + RETRY_STORE_S
+        self._on_degraded(error)
+
+
+def _scopes(caller: Caller, model: str) -> list[Scope]:
+    scopes = []
+    if not caller.limits.is_unlimited:
+        scopes.append(Scope("key", caller.limits))
+    of_model = caller.model_limits.get(model)
+    if of_model is not None and not of_model.is_unlimited:
+        scopes.append(Scope(f"model:{model}", of_model))
+    return scopes
+
+
+def _require_possible(scopes: Sequence[Scope], tokens: int) -> None:
+    """A request that alone is over a limit gets no time to come back: none would help."""
+    for scope in scopes:
+        limit = scope.limits.tokens_per_minute
+        if limit is not None and tokens > limit:
+            raise InvalidRequest(
+                f"The request may use {tokens} tokens, prompt and output together, and this key "
+                f"may use {limit} per minute{_where(scope)}. Ask for fewer with max_tokens.",
+                param="max_tokens",
+            )
+
+
+def _reached(scope: Scope, short: Short, standing: Standing) -> KeyLimitReached:
+    numbers = {
+        Limit.REQUESTS: (scope.limits.requests_per_minute, "requests per minute"),
+        Limit.TOKENS: (scope.limits.tokens_per_minute, "tokens per minute"),
+        Limit.CONCURRENCY: (scope.limits.concurrent_requests, "requests at once"),
+    }
+    number, of_what = numbers[short.limit]
+    return KeyLimitReached(
+        short.limit,
+        f"This API key may have {number} {of_what}{_where(scope)}, and that is reached. "
+        f"Try again in {math.ceil(short.retry_after_s)} s.",
+        retry_after_s=short.retry_after_s,
+        standing=standing,
+    )
+
+
+def _where(scope: Scope) -> str:
+    kind, _, model = scope.name.partition(":")
+    return f" on {model}" if kind == "model" else ""
+
+
+def _standing(scopes: Sequence[Scope], used: Sequence[Used]) -> Standing:
+    both = list(zip(scopes, used, strict=True))
+    requests = _tightest([(s.limits.requests_per_minute, u.requests) for s, u in both])
+    tokens = _tightest([(s.limits.tokens_per_minute, u.tokens) for s, u in both])
+    return Standing(
+        limit_requests=requests[0],
+        remaining_requests=requests[1],
+        limit_tokens=tokens[0],
+        remaining_tokens=tokens[1],
+        reset_s=max(u.reset_s for u in used),
+    )
+
+
+def _tightest(limits: Sequence[tuple[int | None, int]]) -> tuple[int | None, int | None]:
+    """Limit and what remains of it, of the one with the least remaining."""
+    left = [(max(0, limit - used), limit) for limit, used in limits if limit is not None]
+    if not left:
+        return None, None
+    remaining, limit = min(left)
+    return limit, remaining

@@ -1,0 +1,42 @@
+"""Databases and a Redis for the tests of the door."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from kvota.gateway.store.database import sqlite_url
+from tests.support import services
+
+
+@pytest.fixture(scope="session")
+def postgres_directory() -> Iterator[str]:
+    with services.postgres() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    with services.redis() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database; every test that asks for one runs on both kinds."""
+    if request.param == "sqlite":
+        return sqlite_url(tmp_path / "kvota.db")
+    directory: Any = request.getfixturevalue("postgres_directory")
+    return services.new_database(directory, f"kvota_{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+async def redis_url(redis_server: str) -> AsyncIterator[str]:
+    """An empty Redis."""
+    client = redis.asyncio.Redis.from_url(redis_server)
+    await client.flushall()
+    yield redis_server
+    await client.aclose()
