@@ -131,8 +131,8 @@ local function correct(key, kind, amount)
     redis.call('EXPIRE', key, window + 2)
   elseif amount < 0 then
     local held = tonumber(redis.call('HGET', key, kind .. booked) or 0)
-    redis.call('HINCRBY', key, kind .. booked, -math.min(held, -amount))
-    redis.call('EXPIRE', key, window + 2)
+    local returned = math.min(held, -amount)
+    if returned > 0 then redis.call('HINCRBY', key, kind .. booked, -returned) end
   end
 end
 
