@@ -58,6 +58,11 @@ SETUPS = (
     Setup("desk, a line of 8", replace(DESK, max_waiting_queue=8), False),
     Setup("desk, first token within 3 s", replace(DESK, first_token_timeout_s=3.0), False),
     Setup("desk, first token within 20 s", replace(DESK, first_token_timeout_s=20.0), False),
+    Setup(
+        "desk, first token within 3 s, of a long prompt 20 s",
+        replace(DESK, first_token_timeout_s=3.0, long_first_token_timeout_s=20.0),
+        False,
+    ),
     Setup("desk, clients say how long they wait", DESK, True),
 )
 

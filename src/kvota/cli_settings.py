@@ -108,6 +108,9 @@ def settings_of(
     first_token_timeout_s: Annotated[
         float | None, typer.Option(help="Longest wait for the first token.")
     ] = None,
+    long_first_token_timeout_s: Annotated[
+        float | None, typer.Option(help="The same in the long lane; by default no other.")
+    ] = None,
     heartbeat_s: Annotated[float | None, typer.Option(help="Comment after silence.")] = None,
     drain_timeout_s: Annotated[
         float | None, typer.Option(help="How long running requests may finish after SIGTERM.")
@@ -137,6 +140,7 @@ def settings_of(
         "max_waiting_queue": max_waiting_queue,
         "request_timeout_s": request_timeout_s, "queue_timeout_s": queue_timeout_s,
         "admission": admission, "risk": risk, "first_token_timeout_s": first_token_timeout_s,
+        "long_first_token_timeout_s": long_first_token_timeout_s,
         "long_request_threshold": long_request_threshold,
         "long_request_concurrency": long_request_concurrency,
         "heartbeat_s": heartbeat_s, "drain_timeout_s": drain_timeout_s,

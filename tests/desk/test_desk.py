@@ -317,6 +317,18 @@ def test_a_first_token_that_does_not_come_in_time_ends_the_lease() -> None:
     assert [one.lease.id for one in desk.tick(3.0).overdue] == ["slow"]
 
 
+def test_the_first_token_of_a_long_prompt_may_come_later() -> None:
+    desk = new_desk(
+        first_token_timeout_s=3.0, long_first_token_timeout_s=20.0, long_request_threshold=15
+    )
+    desk.arrive(new_ticket("short"), 0.0)
+    desk.arrive(new_ticket("long", prompt_tokens=20), 0.0)
+    assert [one.lease.id for one in desk.tick(3.0).overdue] == ["short"]
+    assert desk.tick(19.9).overdue == []
+    [overdue] = desk.tick(20.0).overdue
+    assert (overdue.lease.id, overdue.limit_s, overdue.has_token) == ("long", 20.0, False)
+
+
 def test_a_tickets_own_deadlines_only_shorten_the_settings() -> None:
     desk = new_desk(queue_timeout_s=5.0)
     fill(desk)

@@ -158,7 +158,7 @@ def new_entry(
         weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
         queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
         first_token_by_s=_earlier(
-            ticket.first_token_deadline_s, ticket, settings.first_token_timeout_s
+            ticket.first_token_deadline_s, ticket, settings.first_token_limit_s(is_long=is_long)
         ),
         end_by_s=_earlier(ticket.deadline_s, ticket, settings.request_timeout_s),
     )

@@ -34,6 +34,7 @@ class DeskSettings:
     queue_timeout_s: float = 30.0  # arrival to grant; or request_timeout_s, if that is less
     request_timeout_s: float = 120.0  # arrival to end
     first_token_timeout_s: float | None = None  # arrival to first token
+    long_first_token_timeout_s: float | None = None  # in the long lane; None: the same
     preempt_after_s: float = 2.0  # the first in the short lane waits this long: pause others
     preempt_min_run_s: float = 2.0  # nobody is paused who has held KV for less
     preemptions_max: int = 2  # of one request, by the desk
@@ -45,6 +46,11 @@ class DeskSettings:
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0:
                 raise ConfigError(f"tenant_weights: {tenant!r} must weigh above 0, got {weight}")
+
+    def first_token_limit_s(self, *, is_long: bool) -> float | None:
+        """Arrival to first token, by lane; None: no limit."""
+        long_s = self.long_first_token_timeout_s
+        return long_s if is_long and long_s is not None else self.first_token_timeout_s
 
     def _check_counts(self) -> None:
         for name, least in (
@@ -64,12 +70,13 @@ class DeskSettings:
         for name in ("preempt_after_s", "preempt_min_run_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        first = self.first_token_timeout_s
-        if first is not None and not 0 < first <= self.request_timeout_s:
-            raise ConfigError(
-                f"first_token_timeout_s must be above 0 and at most request_timeout_s "
-                f"({self.request_timeout_s}), got {first}"
-            )
+        for name in ("first_token_timeout_s", "long_first_token_timeout_s"):
+            first = getattr(self, name)
+            if first is not None and not 0 < first <= self.request_timeout_s:
+                raise ConfigError(
+                    f"{name} must be above 0 and at most request_timeout_s "
+                    f"({self.request_timeout_s}), got {first}"
+                )
 
     def _check_shares(self) -> None:
         if not 0 < self.long_kv_share <= 1:

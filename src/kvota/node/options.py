@@ -46,6 +46,7 @@ class DeskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     queue_timeout_s: float = 30.0
     request_timeout_s: float = 120.0
     first_token_timeout_s: float | None = None
+    long_first_token_timeout_s: float | None = None  # in the long lane; None: the same
     long_request_threshold: int = 4000  # prompt tokens; longer ones wait in a lane of their own
     long_request_concurrency: int = 2
     long_kv_share: float = 0.5

@@ -72,6 +72,7 @@ def _desk(rng: Random, limits: SchedulerLimits) -> DeskSettings:
         queue_timeout_s=queue_timeout_s,
         request_timeout_s=queue_timeout_s + rng.uniform(0, 30),
         first_token_timeout_s=rng.choice((None, queue_timeout_s)),
+        long_first_token_timeout_s=rng.choice((None, queue_timeout_s)),
         preempt_after_s=rng.choice((0.0, 0.5, 2.0)),
         preempt_min_run_s=rng.choice((0.0, 0.5)),
         preemptions_max=rng.choice((0, 1, 3)),
