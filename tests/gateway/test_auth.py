@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -166,12 +166,10 @@ async def test_what_another_process_changes_is_seen_by_watching(database_url: st
     door.refresh()
     watching = asyncio.create_task(door.watch(every_s=0.01))
     made, key = await asyncio.to_thread(KeyStore(theirs).create, NewKey(tenant="t"), NOW)
-    while door.is_open:
-        await asyncio.sleep(0.01)
+    await until(lambda: not door.is_open)
     assert door.admit(bearer(key), NOW) == made.caller
     await asyncio.to_thread(KeyStore(theirs).revoke, made.key_id, NOW)
-    while _is_admitted(door, key):
-        await asyncio.sleep(0.01)
+    await until(lambda: not _is_admitted(door, key))
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
@@ -186,15 +184,13 @@ async def test_a_store_out_of_reach_leaves_the_known_keys_in_force() -> None:
     door.refresh()
     source.is_down = True
     watching = asyncio.create_task(door.watch(every_s=0.001))
-    while len(failures) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(failures) >= 2)
     assert not door.is_open
     assert door.num_keys == 1
     source.is_down = False
     source.records = []
     source.number = 2
-    while door.num_keys:
-        await asyncio.sleep(0.001)
+    await until(lambda: not door.num_keys)
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
@@ -258,6 +254,12 @@ class FailingSource:
 
     def all(self) -> list[KeyRecord]:
         return self.records
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not met():  # noqa: ASYNC110 - the condition is another thread's
+            await asyncio.sleep(0.001)
 
 
 def _is_admitted(door: Door, key: str) -> bool:
