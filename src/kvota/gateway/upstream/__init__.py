@@ -1,0 +1,1 @@
+"""One backend as the gateway sees it: its connection, its stream, its health, and its desk."""

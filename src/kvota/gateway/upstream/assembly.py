@@ -1,0 +1,114 @@
+"""A stream put together again, for a client that wants one body.
+
+OpenAI's rules, which every backend follows, make a general one possible: texts are joined, lists
+are joined, a tool call is found by its index, and of everything else the latest value that is not
+null counts. So fields that only one backend knows arrive as well.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+_JOINED: Final = frozenset(
+    {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments"}
+)
+
+
+class AssembledBody(Struct, kw_only=True):
+    """A finished answer. What backends add at its top level is kept."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    usage: dict[str, Any] | UnsetType = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET
+    service_tier: str | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET
+
+
+_body = msgspec.json.Decoder(AssembledBody)
+
+
+def decode_body(content: bytes) -> AssembledBody:
+    """An answer that was not streamed. Raises msgspec.MsgspecError."""
+    return _body.decode(content)
+
+
+class Assembler:
+    """`add` every chunk of a stream, then `body`."""
+
+    def __init__(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self.num_bytes = 0
+
+    def add(self, value: bytes) -> None:
+        self.num_bytes += len(value)
+        chunk: dict[str, Any] = msgspec.json.decode(value)
+        for part in chunk.pop("choices", ()):
+            choice = self._choices.setdefault(part.get("index", 0), {"index": 0})
+            _merge(choice, part)
+        for name, said in chunk.items():
+            if said is not None:
+                self._head.setdefault(name, said)
+
+    def body(self, usage: Mapping[str, Any]) -> AssembledBody:
+        choices = [_finished(self._choices[index]) for index in sorted(self._choices)]
+        kind = str(self._head.get("object", "")).removesuffix(".chunk")
+        fields = {**self._head, "object": kind, "choices": choices, "usage": dict(usage)}
+        return msgspec.convert(fields, AssembledBody)
+
+
+def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for name, value in part.items():
+        if value is None:
+            whole.setdefault(name, None)
+        elif name == "tool_calls":
+            _merge_calls(whole.setdefault(name, []), value)
+        else:
+            whole[name] = _joined(name, whole.get(name), value)
+
+
+def _joined(name: str, old: Any, new: Any) -> Any:
+    if isinstance(new, dict):
+        merged = dict(old) if isinstance(old, dict) else {}
+        _merge(merged, new)
+        return merged
+    if isinstance(new, list) and isinstance(old, list):
+        return old + new
+    if name in _JOINED and isinstance(old, str):
+        return old + new
+    return new
+
+
+def _merge_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
+    for part in parts:
+        index = part.get("index", len(calls))
+        call = next((one for one in calls if one["index"] == index), None)
+        if call is None:
+            call = {"index": index}
+            calls.append(call)
+        _merge(call, part)
+
+
+def _finished(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice as a body has it: a message in place of the deltas."""
+    delta = choice.pop("delta", None)
+    if delta is None:
+        return {"logprobs": None, **choice}
+    calls = delta.pop("tool_calls", None)
+    message = {"role": "assistant", "content": None, "refusal": None, **delta}
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {name: value for name, value in call.items() if name != "index"} for call in calls
+        ]
+    elif message["content"] is None:
+        message["content"] = ""
+    return {"logprobs": None, **choice, "message": message}

@@ -1,0 +1,149 @@
+"""What the gateway needs to know of a streamed chunk, and how a chunk is changed on its way.
+
+Decoding into these structs skips everything else in the chunk, and costs a microsecond or two; the
+chunk itself is passed on as the bytes it came in, unless it has to say something else.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+ABSENT: Final = (b"", b"null")
+TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "text")
+_CHAT_TEXTS: Final = ("content", "reasoning_content", "reasoning")
+_COMPLETION_TEXTS: Final = ("text",)
+
+
+class Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    role: str | None = None
+    tool_calls: Raw = Raw(b"")
+
+
+class Part(Struct):
+    """What a chunk adds to one choice."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens it brings, counted by what it is: exact with token_ids, else one for any text.
+
+        A chunk whose text is empty may be a token too (half a character), unless it only says
+        who speaks or why it ends.
+        """
+        if self.token_ids:
+            return len(self.token_ids)
+        if self.has_text:
+            return 1
+        return 0 if self._is_formal else 1
+
+    @property
+    def has_text(self) -> bool:
+        if self.delta is None:
+            return bool(self.text)
+        delta = self.delta
+        if delta.content or delta.reasoning_content or delta.reasoning or delta.refusal:
+            return True
+        return bytes(delta.tool_calls) not in (b"", b"null", b"[]")
+
+    @property
+    def _is_formal(self) -> bool:
+        if self.finish_reason:
+            return True
+        delta = self.delta
+        if delta is None:
+            return self.text is None
+        return delta.role is not None or delta.content is None
+
+
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class BackendUsage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Chunk(Struct):
+    choices: list[Part] | None = None
+    model: str | None = None
+    usage: Raw = Raw(b"")
+    error: Raw = Raw(b"")
+
+
+_chunk = msgspec.json.Decoder(Chunk)
+_usage = msgspec.json.Decoder(BackendUsage)
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
+def decode_chunk(value: bytes) -> Chunk:
+    """Raises msgspec.MsgspecError for what is no chunk."""
+    return _chunk.decode(value)
+
+
+def decode_usage(raw: Raw) -> BackendUsage | None:
+    """None when there is none, or none that makes sense: then we go on with our own count."""
+    if bytes(raw) in ABSENT:
+        return None
+    try:
+        return _usage.decode(raw)
+    except msgspec.MsgspecError:
+        return None
+
+
+def without_usage(value: bytes) -> bytes:
+    fields = _fields.decode(value)
+    fields.pop("usage", None)
+    return msgspec.json.encode(fields)
+
+
+def with_model(value: bytes, model: str) -> bytes:
+    fields = _fields.decode(value)
+    fields["model"] = Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def usage_chunk(like: bytes, usage: dict[str, Any]) -> bytes:
+    """A chunk of the same stream as `like` that holds nothing but usage."""
+    fields = _fields.decode(like)
+    fields["choices"] = Raw(b"[]")
+    fields["usage"] = Raw(msgspec.json.encode(usage))
+    return msgspec.json.encode(fields)
+
+
+def without_choices(value: bytes, ended: Collection[int]) -> bytes | None:
+    """The chunk without what it says of choices that have ended; None when nothing is left."""
+    chunk: dict[str, Any] = msgspec.json.decode(value)
+    chunk["choices"] = [one for one in chunk["choices"] if one.get("index", 0) not in ended]
+    return msgspec.json.encode(chunk) if chunk["choices"] else None
+
+
+def with_texts(value: bytes, change: Callable[[int, str, str, bool], str]) -> bytes:
+    """Every text of every choice replaced by `change(choice, field, text, is_last)`.
+
+    With a finish_reason, `change` is also asked for fields that are absent: it may have held
+    something back.
+    """
+    chunk: dict[str, Any] = msgspec.json.decode(value)
+    for one in chunk["choices"]:
+        is_last = bool(one.get("finish_reason"))
+        holder = one.get("delta", one)
+        for field in _COMPLETION_TEXTS if holder is one else _CHAT_TEXTS:
+            text = holder.get(field)
+            if text or is_last:
+                changed = change(one.get("index", 0), field, text or "", is_last)
+                if changed or text:
+                    holder[field] = changed
+    return msgspec.json.encode(chunk)

@@ -1,0 +1,284 @@
+"""The events of one stream as they pass: what is counted, what is changed, what is held back.
+
+    value of an event ─▶ decode (slim) ─▶ count · note endings ─▶ change if it must ─▶ to the client
+
+Rules, for every backend:
+- exactly one finish_reason per choice; what a backend says of a choice after it is dropped;
+- usage is kept for the end: one chunk with it and no choices, if the client asked for it, else none
+  (chunks with running usage pass unchanged only to a client that asked for just that);
+- a chunk names the model as the client knows it;
+- texts go through the filter, if there is one.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from kvota.gateway.upstream.chunks import (
+    ABSENT,
+    TEXT_FIELDS,
+    BackendUsage,
+    Chunk,
+    Part,
+    decode_chunk,
+    decode_usage,
+    usage_chunk,
+    with_model,
+    with_texts,
+    without_choices,
+    without_usage,
+)
+
+DONE: Final = b"[DONE]"
+BYTES_PER_TOKEN: Final = 4  # of an answer that came whole and without usage
+
+
+class Watcher(Protocol):
+    """Hears of every token that comes back. Must be quick."""
+
+    def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
+        """A choice has `num_tokens` tokens now; with `is_done` no more will follow."""
+
+
+class Unwatched:
+    def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
+        pass
+
+
+class TextFilter(Protocol):
+    """Looks at texts on their way out. `stream` names one text: a choice's content, say.
+
+    Both may raise ContentFiltered, which ends the answer.
+    """
+
+    def feed(self, stream: str, text: str) -> str:
+        """What may go out now; the rest is held back."""
+
+    def finish(self, stream: str) -> str:
+        """What was held back and may go out, for nothing follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What of a request shapes the way back."""
+
+    is_stream: bool
+    wants_usage: bool = False  # stream_options.include_usage
+    wants_running_usage: bool = False  # stream_options.continuous_usage_stats
+    num_choices: int = 1  # over all prompts
+    model: str | None = None  # as the client knows it; None: as the backend says
+    prompt_tokens: int = 0  # as counted here, for a backend that does not say
+    output_tokens_max: int | None = None  # over all choices
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has come back so far. Also true when the stream broke."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 0  # over all choices
+    is_exact: bool = False  # the backend's own count; else ours
+    first_token_s: float | None = None  # clock times
+    last_token_s: float | None = None
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+
+
+class BrokenEvent(ValueError):
+    """An event that is no chunk."""
+
+
+class ErrorEvent(Exception):
+    """The backend says in the stream that it has failed."""
+
+    def __init__(self, error: msgspec.Raw) -> None:
+        super().__init__(bytes(error).decode("utf-8", "replace"))
+        self.error = error
+
+
+class Passage:
+    """`take` each event in order; `tally` and `has_content` say how far the answer is."""
+
+    def __init__(
+        self, ask: Ask, *, watcher: Watcher, text_filter: TextFilter | None = None
+    ) -> None:
+        self._ask = ask
+        self._watcher = watcher
+        self._filter = text_filter
+        self.tally = Tally(ask.prompt_tokens)
+        self.has_content = False  # anything that cannot be said again: text, tools, an ending
+        self.is_done = False  # the backend has said [DONE]
+        self._produced = [0] * ask.num_choices  # as far as each can be told
+        self._num_seen = 0  # tokens, counted from chunks
+        self._usage: bytes | None = None  # the usage object, as it came
+        self._like: bytes | None = None  # a chunk of this stream
+        self._renamings: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Every choice that was asked for has ended."""
+        return len(self.tally.finish_reasons) >= self._ask.num_choices
+
+    def take(self, value: bytes, now: float) -> bytes | None:
+        """What the client gets for it, if anything. Raises BrokenEvent, ErrorEvent, or whatever
+        the filter raises.
+        """
+        if value == DONE:
+            self.is_done = True
+            return None
+        try:
+            chunk = decode_chunk(value)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise BrokenEvent(str(error)) from None
+        if bytes(chunk.error) not in ABSENT:
+            raise ErrorEvent(chunk.error)
+        if self._like is None:
+            self._begin(value, chunk)
+        ended = self._ended_before(chunk)
+        self._count(chunk.choices or (), chunk.usage, ended, now)
+        return self._changed(value, chunk, ended)
+
+    def usage(self) -> dict[str, object]:
+        """The usage of the whole answer: the backend's, where it gave one."""
+        if self._usage is not None and self.tally.is_exact:
+            usage: dict[str, object] = msgspec.json.decode(self._usage)
+            return usage
+        tally = self.tally
+        return {
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.output_tokens,
+            "total_tokens": tally.prompt_tokens + tally.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+        }
+
+    def closing(self) -> bytes | None:
+        """The one usage chunk, if the client asked for it."""
+        if not self._ask.wants_usage or self._like is None:
+            return None
+        return self._renamed(usage_chunk(self._like, self.usage()))
+
+    def _ended_before(self, chunk: Chunk) -> Collection[int]:
+        """The choices that this chunk speaks of although they have ended."""
+        over = self.tally.finish_reasons
+        if not over or not chunk.choices:
+            return ()
+        return {part.index for part in chunk.choices if part.index in over}
+
+    # --- counting
+
+    def _count(
+        self, parts: Sequence[Part], usage: msgspec.Raw, ended: Collection[int], now: float
+    ) -> None:
+        num_new = 0
+        for part in parts:
+            if part.index not in ended:
+                num_new += self._count_part(part)
+        tally = self.tally
+        if num_new:
+            if tally.first_token_s is None:
+                tally.first_token_s = now
+            tally.last_token_s = now
+            self._num_seen += num_new
+            tally.output_tokens += num_new
+        if bytes(usage) not in ABSENT:
+            self._correct(usage)
+        for part in parts:
+            if part.index not in ended and (num_new or part.finish_reason):
+                self.has_content = True
+                num_tokens = self._produced[part.index]
+                self._watcher.produced(part.index, num_tokens, is_done=bool(part.finish_reason))
+
+    def _count_part(self, part: Part) -> int:
+        if not 0 <= part.index < len(self._produced):
+            raise BrokenEvent(f"there is no choice {part.index}")
+        num_tokens = part.num_tokens
+        self._produced[part.index] += num_tokens
+        if part.finish_reason:
+            self.tally.finish_reasons[part.index] = part.finish_reason
+        return num_tokens
+
+    def _correct(self, raw: msgspec.Raw) -> None:
+        """The backend's own numbers replace ours, unless they cannot be true.
+
+        A chunk with text brings at least a token, now and then a few: less than half of what was
+        seen is a placeholder, more than was allowed a mistake.
+        """
+        usage = decode_usage(raw)
+        if usage is None or usage.completion_tokens is None:
+            return
+        output, limit = usage.completion_tokens, self._ask.output_tokens_max
+        if output < self._num_seen / 2 or output < 0 or (limit is not None and output > limit):
+            return
+        tally = self.tally
+        self._usage = bytes(raw)
+        tally.is_exact = True
+        tally.output_tokens = output
+        if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
+            tally.prompt_tokens = usage.prompt_tokens
+        if usage.prompt_tokens_details is not None:
+            tally.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+        if len(self._produced) == 1:
+            self._produced[0] = max(self._produced[0], output)
+
+    def take_whole(self, usage: BackendUsage, choices: list[dict[str, Any]], now: float) -> None:
+        """An answer that came in one piece. Filters its texts in place."""
+        tally = self.tally
+        tally.first_token_s = tally.last_token_s = now
+        self.has_content = True
+        num_bytes = 0
+        for choice in choices:
+            index = choice.get("index", 0)
+            tally.finish_reasons[index] = choice.get("finish_reason") or "stop"
+            holder = choice.get("message", choice)
+            for name in TEXT_FIELDS:
+                if isinstance(text := holder.get(name), str):
+                    num_bytes += len(text.encode())
+                    if self._filter is not None:
+                        holder[name] = self._filtered(index, name, text, True)
+        tally.output_tokens = num_bytes // BYTES_PER_TOKEN  # unless the backend says
+        self._correct(msgspec.Raw(msgspec.json.encode(usage)))
+        if len(choices) == 1:
+            self._watcher.produced(0, tally.output_tokens, is_done=True)
+
+    # --- changing
+
+    def _changed(self, value: bytes, chunk: Chunk, ended: Collection[int]) -> bytes | None:
+        if not chunk.choices:
+            return None  # usage is said once, at the end
+        if ended:
+            remaining = without_choices(value, ended)
+            if remaining is None:
+                return None
+            value = remaining
+        if bytes(chunk.usage) not in ABSENT and not self._ask.wants_running_usage:
+            value = without_usage(value)
+        if self._filter is not None:
+            value = with_texts(value, self._filtered)
+        return self._renamed(value)
+
+    def _begin(self, value: bytes, chunk: Chunk) -> None:
+        self._like = value
+        if self._ask.model is not None and chunk.model != self._ask.model:
+            old, new = (msgspec.json.encode(name) for name in (chunk.model, self._ask.model))
+            # A quote inside a JSON string is always escaped, so these bytes can be nothing else.
+            self._renamings = (
+                (b'"model":' + old, b'"model":' + new),
+                (b'"model": ' + old, b'"model": ' + new),
+            )
+
+    def _renamed(self, value: bytes) -> bytes:
+        if not self._renamings:
+            return value
+        for old, new in self._renamings:
+            if old in value:
+                return value.replace(old, new, 1)
+        assert self._ask.model is not None
+        return with_model(value, self._ask.model)
+
+    def _filtered(self, choice: int, name: str, text: str, is_last: bool) -> str:
+        assert self._filter is not None
+        stream = f"{choice}:{name}"
+        allowed = self._filter.feed(stream, text) if text else ""
+        return allowed + self._filter.finish(stream) if is_last else allowed

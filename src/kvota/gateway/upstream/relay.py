@@ -1,0 +1,235 @@
+"""From a backend's stream to the client: the whole way of one attempt's answer.
+
+    async with upstream.open(path, outgoing_body(…), …) as reply:
+        relay = Relay(reply, ask, clock, watcher=place)
+        await relay.begin()              # until content has come: others may still be asked
+        await relay.stream(exchange)     # or: body = await relay.collect()
+    relay.tally                          # what came, also if it broke
+
+Nothing is written to the client before the first content, so that a failure until then can become
+another attempt or an HTTP error. After it a failure is raised as well, with `before_first_byte`
+False; whoever owns the Exchange answers it once, with one error event and without [DONE]. The role
+and whatever else came before the content is held back until then, so no client sees it twice.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from kvota.core.clock import Clock
+from kvota.core.errors import ClientClosed, RequestTimeout
+from kvota.edge.exchange import Exchange
+from kvota.gateway.upstream.assembly import AssembledBody, Assembler, decode_body
+from kvota.gateway.upstream.chunks import BackendUsage
+from kvota.gateway.upstream.connection import UpstreamReply
+from kvota.gateway.upstream.failures import (
+    AttemptFailed,
+    FailureKind,
+    RejectedByBackend,
+    failure_of_event,
+)
+from kvota.gateway.upstream.passage import (
+    Ask,
+    BrokenEvent,
+    ErrorEvent,
+    Passage,
+    Tally,
+    TextFilter,
+    Unwatched,
+    Watcher,
+)
+from kvota.gateway.upstream.sse_reader import EventTooLong, SseReader
+from kvota.wire import sse
+
+LINGER_S: Final = 1.0  # for the end of an answer after its [DONE], so that the connection is kept
+_HELD_BYTES_MAX: Final = 256 * 1024  # before content
+
+
+@contextlib.asynccontextmanager
+async def while_client_stays(exchange: Exchange) -> AsyncIterator[None]:
+    """Cancels what the block waits for, and raises ClientClosed, when the client goes away.
+
+    Takes over `exchange.on_gone`; needs `exchange.watch()` to run beside it.
+    """
+    loop = asyncio.get_running_loop()
+    scope = asyncio.timeout(None)
+
+    def leave() -> None:
+        if scope.when() is None:
+            scope.reschedule(loop.time())
+
+    try:
+        async with scope:
+            exchange.on_gone = leave
+            if exchange.is_gone:
+                leave()
+            try:
+                yield
+            finally:
+                exchange.on_gone = lambda: None
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise ClientClosed("The client went away before its answer was complete.") from None
+
+
+class Relay:
+    """One answer of one backend. `begin`, then `stream` or `collect`, once."""
+
+    def __init__(
+        self,
+        reply: UpstreamReply,
+        ask: Ask,
+        clock: Clock,
+        *,
+        watcher: Watcher | None = None,
+        text_filter: TextFilter | None = None,
+    ) -> None:
+        self._reply = reply
+        self._ask = ask
+        self._clock = clock
+        self._filter = text_filter
+        self._reader = SseReader(reply.settings.line_bytes_max)
+        self._passage = Passage(ask, watcher=watcher or Unwatched(), text_filter=text_filter)
+        self._ready: list[bytes] = []  # for the client
+        self._num_held = 0
+        self._is_over = False
+        self._is_whole = reply.headers.get("content-type", "").startswith("application/json")
+
+    @property
+    def tally(self) -> Tally:
+        return self._passage.tally
+
+    def remark(self) -> str:
+        """What a heartbeat says while nothing else can be said: the backend's own latest, if any.
+
+        A node tells the place in its line that way.
+        """
+        said = self._reader.comment.decode("utf-8", "replace")
+        return said if said.startswith("queued ") else "heartbeat"
+
+    async def begin(self) -> None:
+        """Wait for the first content. Raises AttemptFailed, RejectedByBackend, RequestTimeout."""
+        if self._is_whole:
+            if self._ask.is_stream:
+                raise self._malformed("answered a request for a stream with one body")
+            return
+        kind = self._reply.headers.get("content-type", "nothing")
+        if not kind.startswith("text/event-stream"):
+            raise self._malformed(f"answered with {kind[:100]} where a stream was due")
+        while not (self._passage.has_content or self._is_over):
+            await self._more()
+            if self._num_held > _HELD_BYTES_MAX and not self._passage.has_content:
+                raise self._malformed("sent much and no content")
+
+    async def stream(self, exchange: Exchange) -> None:
+        """Pass it all on, to the end. Raises as `begin`, and ClientClosed."""
+        await self.begin()
+        while True:
+            if self._ready:
+                await exchange.write(self._take())
+            if self._is_over:
+                break
+            await self._more()
+        closing = self._passage.closing()
+        usage = b"" if closing is None else b"data: %b\n\n" % closing
+        await exchange.write(usage + sse.DONE, last=True)
+        await self._linger()
+
+    async def collect(self) -> AssembledBody:
+        """The whole answer as one body. Raises as `begin`."""
+        if self._is_whole:
+            return await self._collect_whole()
+        await self.begin()
+        assembler = Assembler()
+        while True:
+            for value in self._ready:
+                assembler.add(value)
+            self._ready.clear()
+            if assembler.num_bytes > self._reply.settings.body_bytes_max:
+                raise self._reply.failure(FailureKind.TOO_LARGE, "does not stop answering")
+            if self._is_over:
+                break
+            await self._more()
+        body = assembler.body(self._passage.usage())
+        await self._linger()
+        return body
+
+    # --- reading
+
+    async def _more(self) -> None:
+        """Take in what has arrived, or wait for it."""
+        data = await self._reply.read()
+        passage, reader = self._passage, self._reader
+        try:
+            values = reader.feed(data) if data else reader.finish()
+            now = self._clock.now()
+            for value in values:
+                passed = passage.take(value, now)
+                if passed is not None:
+                    self._ready.append(passed)
+                    self._num_held += len(passed)
+                if passage.is_done:
+                    break
+        except EventTooLong as error:
+            raise self._reply.failure(FailureKind.TOO_LARGE, f"sent too much: {error}") from None
+        except BrokenEvent as error:
+            raise self._malformed_event(error, is_end=not data) from None
+        except ErrorEvent as error:
+            raise self._said_error(error) from None
+        self._reply.has_content = passage.has_content
+        if passage.is_done or not data:
+            self._check_end()
+
+    def _check_end(self) -> None:
+        self._is_over = True
+        if self._passage.is_complete:
+            return
+        if self._passage.is_done:
+            raise self._malformed("ended its stream without a finish_reason")
+        raise self._reply.failure(FailureKind.CUT, "ended its stream in the middle")
+
+    def _malformed(self, what: str) -> AttemptFailed:
+        return self._reply.failure(FailureKind.MALFORMED, what)
+
+    def _malformed_event(self, error: BrokenEvent, *, is_end: bool) -> AttemptFailed:
+        if is_end:
+            return self._reply.failure(FailureKind.CUT, "ended its stream in the middle")
+        return self._malformed(f"sent an event that is no chunk ({error})")
+
+    def _said_error(self, said: ErrorEvent) -> AttemptFailed | RejectedByBackend:
+        return failure_of_event(
+            msgspec.json.decode(said.error),
+            backend=self._reply.settings.name,
+            before_first_byte=not self._passage.has_content,
+        )
+
+    async def _linger(self) -> None:
+        """Read the few bytes that end the answer, so that its connection can be used again."""
+        with contextlib.suppress(TimeoutError, AttemptFailed, RequestTimeout):
+            async with asyncio.timeout(LINGER_S):
+                while await self._reply.read():
+                    pass
+
+    def _take(self) -> bytes:
+        content = b"data: " + b"\n\ndata: ".join(self._ready) + b"\n\n"
+        self._ready.clear()
+        return content
+
+    # --- an answer that could not be streamed
+
+    async def _collect_whole(self) -> AssembledBody:
+        content = await self._reply.body()
+        try:
+            body = decode_body(content)
+            usage = msgspec.convert(body.usage or {}, BackendUsage)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise self._malformed(f"answered with what is no completion ({error})") from None
+        self._reply.has_content = self._passage.has_content = True
+        self._passage.take_whole(usage, body.choices, self._clock.now())
+        if self._ask.model is not None:
+            body.model = self._ask.model
+        return body
