@@ -1,0 +1,76 @@
+"""A text encoder that runs: texts to token ids, batches of token ids to vectors."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import tokenizers
+
+from kvota.model.compiled import return_free_memory
+from kvota.model.encoder_graph import IDS, MASK, build_encoder
+from kvota.model.encoder_source import EncoderSource, open_encoder
+from kvota.model.hf_tokenizer import read_hf_tokenizer
+from kvota.model.threads import usable_cores
+
+Vectors = npt.NDArray[np.float32]
+
+
+class Encoder:
+    """One thread at a time may call `embed`; `encode` may be called by any."""
+
+    def __init__(
+        self, compiled: ov.CompiledModel, source: EncoderSource, tokenizer: tokenizers.Tokenizer
+    ) -> None:
+        self._request = compiled.create_infer_request()
+        self._source = source
+        self._tokenizer = tokenizer
+        self.vocab_size = source.rows_of("embeddings.word_embeddings.weight")
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest text, with those that frame it."""
+        return self._source.shape.max_len
+
+    @property
+    def num_dimensions(self) -> int:
+        return self._source.shape.hidden_size
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, framed as the model was trained: [CLS] … [SEP]."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> Vectors:
+        """One vector for each text of token ids, none of them empty: [texts, dimensions].
+
+        Texts are padded to the longest; what is padding is not looked at, but it is computed.
+        """
+        assert texts, "an empty batch has no length"
+        longest = max(map(len, texts))
+        assert min(map(len, texts)) > 0, "a text without tokens has no vector"
+        assert longest <= self.max_len, (longest, self.max_len)
+        ids = np.zeros((len(texts), longest), np.int32)
+        mask = np.zeros((len(texts), longest), np.float32)
+        for row, tokens in enumerate(texts):
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1.0
+        self._request.infer({IDS: ids, MASK: mask})
+        return np.array(self._request.get_output_tensor(0).data, np.float32)
+
+
+def load_encoder(directory: Path, *, num_threads: int | None = None) -> Encoder:
+    """Read, verify and compile. Raises ModelError or UnsupportedModel naming file and tensor."""
+    source = open_encoder(directory)
+    tokenizer = read_hf_tokenizer(directory).core
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": num_threads or usable_cores(),
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    compiled = ov.Core().compile_model(build_encoder(source), "CPU", settings)
+    encoder = Encoder(compiled, source, tokenizer)
+    encoder.embed([[0, 0]])  # packs the weights, so that their memory is counted at start
+    return_free_memory()
+    return encoder

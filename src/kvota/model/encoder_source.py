@@ -1,0 +1,163 @@
+"""A text encoder's files: what a sentence-transformers directory says, and its weights.
+
+config.json                  the BERT architecture
+model.safetensors            weights, with or without a leading `bert.`
+tokenizer.json               a fast tokenizer, with [CLS] and [SEP] in its post-processor
+1_Pooling/config.json        how token vectors become one; the mean where it is missing
+modules.json                 whether the vector is brought to length 1
+sentence_bert_config.json    how many tokens it was trained for
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvota.core.errors import ModelError
+from kvota.model.inventory import unsupported
+from kvota.model.safetensors_file import SafetensorsWeight, read_tensors
+
+Array = npt.NDArray[np.float32]
+MODEL_TYPES: Final = ("bert",)
+_ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+_PREFIX: Final = "bert."
+
+
+class Pooling(StrEnum):
+    """How the vectors of a text's tokens become one."""
+
+    MEAN = "mean"
+    CLS = "cls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderShape:
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    layer_norm_eps: float
+    activation: str
+    pooling: Pooling
+    is_normalized: bool
+    max_len: int  # tokens of one text, [CLS] and [SEP] included
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSource:
+    directory: Path
+    shape: EncoderShape
+    weights: Mapping[str, SafetensorsWeight]
+
+    def read(self, name: str, *shape: int) -> Array:
+        """A weight as f32. Raises ModelError when it is missing or has another shape."""
+        weight = self.weights.get(name) or self.weights.get(_PREFIX + name)
+        if weight is None:
+            raise ModelError(f"{self.directory}: the tensor {name} is missing.")
+        if weight.shape != shape:
+            raise ModelError(
+                f"{self.directory}: the tensor {name} has the shape {list(weight.shape)}; the "
+                f"configuration asks for {list(shape)}."
+            )
+        return weight.read()
+
+    def rows_of(self, name: str) -> int:
+        """How many rows a table has, where the configuration need not be believed."""
+        weight = self.weights.get(name) or self.weights.get(_PREFIX + name)
+        if weight is None or len(weight.shape) != 2:
+            raise ModelError(f"{self.directory}: the table {name} is missing.")
+        return weight.shape[0]
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether a directory holds a text encoder rather than a model that writes."""
+    try:
+        return _read_json(path / "config.json").get("model_type") in MODEL_TYPES
+    except ModelError:
+        return False
+
+
+def open_encoder(directory: Path) -> EncoderSource:
+    """Read the configuration and find the weights.
+
+    Raises ModelError naming the file, UnsupportedModel saying what is supported.
+    """
+    shape = _shape(directory)
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise ModelError(f"{path} is missing. An encoder's weights are read from that file alone.")
+    return EncoderSource(directory, shape, read_tensors(path))
+
+
+def _shape(directory: Path) -> EncoderShape:
+    path = directory / "config.json"
+    config = _read_json(path)
+    if config.get("model_type") not in MODEL_TYPES:
+        raise unsupported(str(path), f"the encoder is a {config.get('model_type')}.", MODEL_TYPES)
+    activation = str(config.get("hidden_act", "gelu"))
+    if activation not in _ACTIVATIONS:
+        raise unsupported(str(path), f"the activation is {activation}.", _ACTIVATIONS)
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise unsupported(str(path), "positions are not absolute.", ("absolute",))
+    hidden, heads = _count(path, config, "hidden_size"), _count(path, config, "num_attention_heads")
+    if hidden % heads:
+        raise ModelError(f"{path}: hidden_size {hidden} is no multiple of {heads} heads.")
+    positions = _count(path, config, "max_position_embeddings")
+    trained = _read_json(directory / "sentence_bert_config.json").get("max_seq_length")
+    return EncoderShape(
+        hidden_size=hidden,
+        num_layers=_count(path, config, "num_hidden_layers"),
+        num_heads=heads,
+        intermediate_size=_count(path, config, "intermediate_size"),
+        layer_norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        activation=activation,
+        pooling=_pooling(directory),
+        is_normalized=_is_normalized(directory),
+        max_len=min(positions, trained) if isinstance(trained, int) and trained > 2 else positions,
+    )
+
+
+def _count(path: Path, config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{path}: {name} is {value!r}; it must be a whole number above 0.")
+    return value
+
+
+def _pooling(directory: Path) -> Pooling:
+    path = directory / "1_Pooling" / "config.json"
+    config = _read_json(path)
+    chosen = {name for name, value in config.items() if name.startswith("pooling_mode_") and value}
+    if not chosen or chosen == {"pooling_mode_mean_tokens"}:
+        return Pooling.MEAN
+    if chosen == {"pooling_mode_cls_token"}:
+        return Pooling.CLS
+    raise unsupported(str(path), f"it pools by {', '.join(sorted(chosen))}.", tuple(Pooling))
+
+
+def _is_normalized(directory: Path) -> bool:
+    path = directory / "modules.json"
+    if not path.is_file():
+        return True  # clients compare by angle; a plain BERT directory does not say
+    return b".Normalize" in path.read_bytes()
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object.")
+    return content

@@ -1,0 +1,114 @@
+"""The encoder against a plain reference, alone and in batches; and what a bad directory is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvota.core.errors import ModelError, UnsupportedModel
+from kvota.model.encoder import load_encoder
+from kvota.model.encoder_source import is_encoder
+from tests.support.tiny_encoder import CONFIG, WORDS, reference_vector, write_tiny_encoder
+
+TEXTS = ([2, 4, 6, 3], [2, 3], [2, 5, 8, 9, 10, 7, 1, 3], [2, 9, 4, 3])
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_are_those_of_the_reference(tmp_path: Path, activation: str, pooling: str) -> None:
+    weights = write_tiny_encoder(
+        tmp_path, pooling=f"{pooling}_{_unit(pooling)}", hidden_act=activation
+    )
+    found = load_encoder(tmp_path, num_threads=1).embed(TEXTS)
+    for vector, tokens in zip(found, TEXTS, strict=True):
+        wanted = reference_vector(weights, tokens, pooling=pooling, activation=activation)
+        np.testing.assert_allclose(vector, wanted, atol=2e-5)
+
+
+def test_padding_is_not_looked_at(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path)
+    encoder = load_encoder(tmp_path, num_threads=1)
+    [alone] = encoder.embed([TEXTS[1]])
+    np.testing.assert_allclose(encoder.embed(TEXTS)[1], alone, atol=1e-6)
+
+
+def test_without_the_normalizing_module_lengths_stay(tmp_path: Path) -> None:
+    weights = write_tiny_encoder(tmp_path, is_normalized=False)
+    [vector] = load_encoder(tmp_path, num_threads=1).embed([TEXTS[0]])
+    wanted = reference_vector(weights, TEXTS[0], is_normalized=False)
+    assert abs(np.linalg.norm(wanted) - 1.0) > 0.1
+    np.testing.assert_allclose(vector, wanted, atol=5e-5)
+
+
+def test_weights_may_carry_the_models_name(tmp_path: Path) -> None:
+    weights = write_tiny_encoder(tmp_path, prefix="bert.", pooling=None)
+    [vector] = load_encoder(tmp_path, num_threads=1).embed([TEXTS[0]])
+    np.testing.assert_allclose(vector, reference_vector(weights, TEXTS[0]), atol=2e-5)
+
+
+def test_texts_are_framed_and_limits_read(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path, max_len=16)
+    encoder = load_encoder(tmp_path, num_threads=1)
+    assert [WORDS[token] for token in encoder.encode("The SUNY moon")] == [
+        "[CLS]", "the", "sun", "##y", "moon", "[SEP]",
+    ]  # fmt: skip
+    assert (encoder.max_len, encoder.num_dimensions, encoder.vocab_size) == (16, 24, len(WORDS))
+
+
+def test_without_a_trained_length_the_table_of_positions_is_the_limit(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path, max_len=None)
+    encoder = load_encoder(tmp_path, num_threads=1)
+    assert encoder.max_len == CONFIG["max_position_embeddings"]
+    assert encoder.embed([[4] * encoder.max_len]).shape == (1, 24)
+
+
+def test_an_encoder_is_told_from_a_model_that_writes(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path / "encoder")
+    (tmp_path / "writer").mkdir()
+    (tmp_path / "writer" / "config.json").write_text('{"model_type": "llama"}')
+    assert is_encoder(tmp_path / "encoder")
+    assert not is_encoder(tmp_path / "writer")
+    assert not is_encoder(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "swish"}, "activation is swish"),
+        ({"position_embedding_type": "relative_key"}, "positions are not absolute"),
+        ({"pooling": "max_tokens"}, "pools by pooling_mode_max_tokens"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write_tiny_encoder(tmp_path, **changes)
+    with pytest.raises(UnsupportedModel, match=words):
+        load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 5}, "24 is no multiple of 5 heads"),
+        ({"hidden_size": "x"}, "hidden_size is 'x'"),
+        ({"num_hidden_layers": 3}, "encoder.layer.2.* is missing"),
+        ({"intermediate_size": 41}, r"shape \[40, 24\].*\[41, 24\]"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_told(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    write_tiny_encoder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    with pytest.raises(ModelError, match=words):
+        load_encoder(tmp_path)
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing"):
+        load_encoder(tmp_path)
