@@ -1,0 +1,174 @@
+"""How the rules for tasks read a text: its words, the order of words, and its shape.
+
+Everything here is linear in the text, of which only the beginning and the end are read. English is
+matched in whole words; Chinese, which has no spaces, in parts of a run of characters:
+
+    "帮我写SQL语句, please!"  ─▶  " 帮我写 sql 语句 please "     signs: "sql" ─▶ " sql ", "语句"
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+GAP_MARK: Final = "…"
+GAP_MAX: Final = 60  # characters between two pieces of an order
+_READ_MAX: Final = 2_000  # characters from the beginning of a text, and as many from its end
+_STARTS_MAX: Final = 32  # places from which an order is tried
+_LONG_TEXT: Final = 1_500  # characters; from here on a text carries material to work on
+_NUM_CODE_LINES: Final = 3
+_NUM_NUMBERS: Final = 4
+# Neither can match in two ways at one place, so both are linear.
+_WORDS: Final = re.compile(r"[a-z0-9_+#]+|[^\x00-\x7f]+")
+_NUMBERS: Final = re.compile(r"[0-9]+")
+_OPERATIONS: Final = re.compile(r"[0-9a-z)] ?[=^*+×÷²] ?[0-9a-z(√]| [0-9]+ [-/] [0-9]+ ")
+
+
+class Shape(StrEnum):
+    """What a text looks like, apart from its words."""
+
+    CODE_FENCE = "code_fence"
+    CODE_LINES = "code_lines"  # three lines or more that look like program text
+    TRACEBACK = "traceback"
+    SQL_STATEMENT = "sql_statement"
+    LONG_TEXT = "long_text"
+    FORMULA = "formula"  # an operator between numbers or single letters, or LaTeX
+    MANY_NUMBERS = "many_numbers"
+
+
+def sign_text(sign: str) -> str:
+    """What to search for in `SeenText.words`; empty when the sign has no word in it."""
+    text = " ".join(_WORDS.findall(sign.lower()))
+    start = " " if text[:1].isascii() else ""
+    end = " " if text[-1:].isascii() else ""
+    return f"{start}{text}{end}" if text else ""
+
+
+def is_one_word(sign: str) -> bool:
+    """Whether a `sign_text` is a single English word, so that the vocabulary has it or not."""
+    return sign.isascii() and sign.count(" ") == 2
+
+
+def pieces_of(order: str) -> tuple[str, ...]:
+    """The words or phrases of an order, as written."""
+    return tuple(piece.strip() for piece in order.split(GAP_MARK))
+
+
+@dataclass(frozen=True, slots=True)
+class SeenText:
+    """A text as the rules see it."""
+
+    words: str  # lower case, one space between words and at both ends
+    vocabulary: frozenset[str]  # each of the words
+    shapes: frozenset[Shape]
+
+    @classmethod
+    def of(cls, text: str) -> "SeenText":
+        read = text if len(text) <= 2 * _READ_MAX else f"{text[:_READ_MAX]}\n{text[-_READ_MAX:]}"
+        words = _WORDS.findall(read.lower())
+        shapes = {shape for shape, has in _SHAPES.items() if has(read)}
+        if len(text) >= _LONG_TEXT:
+            shapes.add(Shape.LONG_TEXT)
+        return cls(f" {' '.join(words)} ", frozenset(words), frozenset(shapes))
+
+    def has_order(self, pieces: Sequence[str]) -> bool:
+        """The pieces follow one another, each within `GAP_MAX` characters of the one before.
+
+        Tried from the first `_STARTS_MAX` places of the first piece.
+        """
+        start = -1
+        for _ in range(_STARTS_MAX):
+            start = self.words.find(pieces[0], start + 1)
+            if start < 0:
+                return False
+            if self._follows(pieces, start):
+                return True
+        return False
+
+    def _follows(self, pieces: Sequence[str], start: int) -> bool:
+        at = start
+        for before, piece in pairwise(pieces):
+            end = at + len(before) - before.endswith(" ")  # one space may belong to both
+            at = self.words.find(piece, end, end + GAP_MAX + len(piece))
+            if at < 0:
+                return False
+        return True
+
+
+_CODE_ENDS: Final = ("{", "}", "};", ";", "):", ") {", "=>", "]:", "->", ");")
+_CODE_STARTS: Final = (
+    "def ", "class ", "import ", "return ", "func ", "fn ", "public ", "private ", "const ",
+    "let ", "var ", "#include", "if (", "for (", "while (", "else:", "elif ", "try:", "except ",
+    "@", "package ", "using ", "async ", "await ", "print(", "//", "/*", "$ ", "sudo ", "<div",
+    "</",
+)  # fmt: skip
+_TRACES: Final = (
+    "Traceback (most recent call last)", "\n    at ", "\n\tat ", "panicked at", "Exception in ",
+    "Segmentation fault", "undefined reference", "error[E", "SyntaxError", "TypeError",
+    "NullPointerException", "ValueError", "IndexError", "KeyError", "is not defined",
+    "ModuleNotFoundError", "AttributeError", "ImportError", "core dumped", "exit code 1",
+)  # fmt: skip
+_LATEX: Final = ("\\frac", "\\int", "\\sum", "\\sqrt", "\\lim", "$$", "\\begin{")
+_SQL_STARTS: Final = (
+    "INSERT INTO ", "DELETE FROM ", "CREATE TABLE ", "ALTER TABLE ", "DROP TABLE ",
+    "CREATE INDEX ", "CREATE VIEW ", "GRANT ", "EXPLAIN SELECT",
+)  # fmt: skip
+# English sentences also begin with "select … from"; statements have one of these too.
+_SQL_PARTS: Final = (
+    "select *", " where ", " group by ", " order by ", " join ", " limit ", "count(", "sum(", ";",
+)  # fmt: skip
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines())
+
+
+def _has_fence(text: str) -> bool:
+    return any(line.startswith(("```", "~~~")) for line in _lines(text))
+
+
+def _has_code_lines(text: str) -> bool:
+    looks = (line.endswith(_CODE_ENDS) or line.startswith(_CODE_STARTS) for line in _lines(text))
+    return sum(looks) >= _NUM_CODE_LINES
+
+
+def _has_trace(text: str) -> bool:
+    return any(sign in text for sign in _TRACES)
+
+
+def _has_sql(text: str) -> bool:
+    if any(line.upper().startswith(_SQL_STARTS) for line in _lines(text)):
+        return True
+    flat = " ".join(text.split())
+    if "SELECT " in flat and " FROM " in flat:
+        return True
+    lower = flat.lower()
+    start = lower.find("select ")
+    return (
+        start >= 0
+        and lower.find(" from ", start) >= 0
+        and any(part in lower[start:] for part in _SQL_PARTS)
+    )
+
+
+def _has_formula(text: str) -> bool:
+    return any(sign in text for sign in _LATEX) or _OPERATIONS.search(text.lower()) is not None
+
+
+def _has_many_numbers(text: str) -> bool:
+    return sum(1 for _ in _NUMBERS.finditer(text)) >= _NUM_NUMBERS
+
+
+_SHAPES: Final[Mapping[Shape, Callable[[str], bool]]] = MappingProxyType(
+    {
+        Shape.CODE_FENCE: _has_fence,
+        Shape.CODE_LINES: _has_code_lines,
+        Shape.TRACEBACK: _has_trace,
+        Shape.SQL_STATEMENT: _has_sql,
+        Shape.FORMULA: _has_formula,
+        Shape.MANY_NUMBERS: _has_many_numbers,
+    }
+)
