@@ -37,7 +37,7 @@ def test_a_stream_goes_on_to_its_end_after_the_first_signal(mortal: ServeProcess
         refused = mortal.chat("too late", stream=True)
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert refused.headers["connection"] == "close"
-        assert int(refused.headers["retry-after"]) >= 1
+        assert int(refused.headers["retry-after"]) >= 10, "the drain may take 30 s"
         raw.send(post_bytes(CHAT, mortal.chat_body()))
         assert b"503" in raw.read_all(), "the connection is closed after the refusal"
         events = stream.rest()

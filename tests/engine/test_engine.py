@@ -2,10 +2,18 @@ import dataclasses
 
 import pytest
 
-from kvota.core.errors import BackendFailed, ClientClosed, Outcome, Refused, RequestTimeout
+from kvota.core.errors import (
+    BackendFailed,
+    ClientClosed,
+    Outcome,
+    Refusal,
+    Refused,
+    RequestTimeout,
+)
 from kvota.core.plan import Draw, Executor
 from kvota.core.request import FinishReason, Paused, SamplingParams
 from kvota.engine.engine import FAILED_STEPS_MAX, EngineBroken
+from kvota.engine.lateness import not_begun
 from kvota.engine.mailbox import Drain, Look, Pause, RequestState, Resume, Shutdown
 from kvota.engine.text import Vocabulary
 from tests.support.engine_world import EngineWorld
@@ -176,7 +184,8 @@ def test_a_request_that_never_began_is_refused_when_its_wait_is_over() -> None:
     error = world.ended("b").error
     assert isinstance(error, Refused)
     assert error.reason == "queue_timeout"
-    assert "0.05 s" in error.message
+    assert error.message == not_begun(0.05, retry_after_s=0.05).message
+    assert error.retry_after_s == pytest.approx(0.05)
     assert world.tokens("b") == []
 
 
@@ -192,10 +201,11 @@ def test_draining_refuses_what_never_ran_and_finishes_what_runs() -> None:
     world.submit("a", max_tokens=5)
     world.submit("b")
     world.step(2)
-    world.mailbox.post(Drain())
+    going = Refused(Refusal.DRAINING, "Going down.", retry_after_s=12.0)
+    world.mailbox.post(Drain(going))
     world.run()
     assert world.ended("a").outcome is Outcome.COMPLETED
-    assert world.ended("b").outcome is Outcome.REFUSED
+    assert (world.ended("b").outcome, world.ended("b").error) == (Outcome.REFUSED, going)
 
 
 def test_shutdown_ends_everything_with_an_error() -> None:

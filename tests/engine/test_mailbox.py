@@ -1,9 +1,12 @@
+from kvota.core.errors import Refusal, Refused
 from kvota.engine.mailbox import Cancel, Drain, Letter, Mailbox
+
+GOING = Refused(Refusal.DRAINING, "Going down.", retry_after_s=1.0)
 
 
 def test_letters_come_out_in_the_order_they_were_posted() -> None:
     box = Mailbox()
-    letters: list[Letter] = [Cancel("a"), Drain(), Cancel("b")]
+    letters: list[Letter] = [Cancel("a"), Drain(GOING), Cancel("b")]
     for letter in letters:
         box.post(letter)
     assert box.drain() == letters

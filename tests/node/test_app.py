@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvota.node.ports import RunnerState
-from tests.support.http import MODEL, make_node, says, tiny_served
+from tests.support.http import DRAIN_TIMEOUT_S, LOAD_S, MODEL, make_node, says, tiny_served
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
 
 CHAT = "/v1/chat/completions"
@@ -95,25 +95,29 @@ async def test_ready_while_work_would_be_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "code"),
+    ("state", "code", "retry_after_s"),
     [
-        (RunnerState.STARTING, "engine_restarting"),
-        (RunnerState.DRAINING, "draining"),
-        (RunnerState.DEAD, "engine_restarting"),
+        (RunnerState.STARTING, "engine_restarting", LOAD_S),
+        (RunnerState.DRAINING, "draining", LOAD_S + DRAIN_TIMEOUT_S),
+        (RunnerState.DEAD, "engine_restarting", LOAD_S),
     ],
 )
-async def test_not_ready_while_the_engine_does_not_run(state: RunnerState, code: str) -> None:
+async def test_not_ready_while_the_engine_does_not_run(
+    state: RunnerState, code: str, retry_after_s: float
+) -> None:
     node = make_node()
     node.runner.state = state
     reply = await node.get("/ready")
     assert (reply.status, reply.error["code"]) == (503, code)
-    assert int(reply.headers["retry-after"]) >= 1
+    assert int(reply.headers["retry-after"]) == pytest.approx(retry_after_s, rel=0.21)
 
 
 async def test_not_ready_while_the_engine_is_stuck_and_ready_again_after() -> None:
     node = make_node()
     node.runner.stuck = True
-    assert (await node.get("/ready")).status == 503
+    reply = await node.get("/ready")
+    assert (reply.status, reply.error["code"]) == (503, "engine_restarting")
+    assert int(reply.headers["retry-after"]) == pytest.approx(LOAD_S, rel=0.21)
     node.runner.stuck = False
     assert (await node.get("/ready")).status == 200
 

@@ -15,8 +15,10 @@ from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import Stage
 from kvota.engine.engine import Engine
+from kvota.engine.lateness import not_begun
 from kvota.engine.mailbox import Mailbox
 from kvota.kv.cache import KVCache
+from kvota.node.comeback import Comeback
 from kvota.node.ports import Phase, RequestStream, RunnerState
 from kvota.node.pricing import ticket_of
 from kvota.node.runner import EngineRunner
@@ -24,6 +26,8 @@ from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
 from tests.support.engine_world import HASHING_VOCABULARY, NullObserver
 from tests.support.kv_executor import HashingExecutor, reference_tokens
+
+LOAD_S, DRAIN_TIMEOUT_S = 7.0, 20.0
 
 
 class GatedExecutor(HashingExecutor):
@@ -74,6 +78,7 @@ class Node:
             num_running_max=8,
             stuck_after_s=5.0,
             report_crash=self.crashes.append,
+            comeback=Comeback(self.clock, load_s=LOAD_S, drain_timeout_s=DRAIN_TIMEOUT_S),
         )
         self.engine = Engine(
             executor,
@@ -224,6 +229,7 @@ async def test_a_request_that_waits_too_long_is_refused_and_never_runs() -> None
         error = ended(events).error
         assert isinstance(error, Refused)
         assert error.reason == "queue_timeout"
+        assert error.message == not_begun(1.0, retry_after_s=1.0).message
         assert error.retry_after_s >= 1
         executor.gate.set()
         assert ended(await read(first)).outcome is Outcome.COMPLETED
@@ -264,7 +270,10 @@ async def test_draining_ends_who_waits_at_the_desk() -> None:
         _, second = node.submit("b")
         await until(lambda: node.engine.has_work())
         node.runner.drain()
-        assert ended(await read(second)).outcome is Outcome.REFUSED
+        told = ended(await read(second))
+        assert told.outcome is Outcome.REFUSED
+        assert isinstance(told.error, Refused)
+        assert told.error.retry_after_s == DRAIN_TIMEOUT_S + LOAD_S
         executor.gate.set()
         assert ended(await read(first)).outcome in (Outcome.COMPLETED, Outcome.REFUSED)
 
@@ -275,8 +284,10 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones() -> N
         request, stream = node.submit("a", max_tokens=30)
         await until(lambda: executor.num_steps > 0)
         node.runner.drain()
-        with pytest.raises(Refused, match="shutting down"):
+        node.clock.advance(DRAIN_TIMEOUT_S - 5.0)
+        with pytest.raises(Refused, match="shutting down") as caught:
             node.submit("b")
+        assert caught.value.retry_after_s == 5.0 + LOAD_S
         assert node.runner.state is RunnerState.DRAINING
         assert tokens(await read(stream)) == reference_tokens(request, 0)
         await asyncio.wait_for(node.runner.wait_drained(), 20)
@@ -309,8 +320,9 @@ async def test_when_the_engine_dies_every_stream_ends_and_the_process_is_told() 
         await asyncio.wait_for(node.runner.wait_ended(), 20)
         assert node.runner.has_crashed
         assert len(node.crashes) == 1
-        with pytest.raises(Refused):
+        with pytest.raises(Refused) as caught:
             node.submit("late")
+        assert (caught.value.reason, caught.value.retry_after_s) == ("engine_restarting", LOAD_S)
 
 
 @pytest.mark.parametrize("call", ["release", "progress", "tick"])
@@ -331,8 +343,9 @@ async def test_a_bug_in_the_desk_ends_every_stream_and_the_process_is_told(
         assert ended(answers[-1]).outcome is Outcome.ENGINE_ERROR
         assert node.runner.state is RunnerState.DEAD
         assert [str(crash) for crash in node.crashes] == ["a bug in the desk"]
-        with pytest.raises(Refused):
+        with pytest.raises(Refused) as caught:
             node.submit("late")
+        assert (caught.value.reason, caught.value.retry_after_s) == ("engine_restarting", LOAD_S)
 
 
 async def test_it_is_stuck_only_when_work_waits_and_nothing_moves() -> None:

@@ -29,6 +29,7 @@ from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
 from kvota.model.tool_format import ToolFormat
 from kvota.node.app import create_app
+from kvota.node.comeback import Comeback
 from kvota.node.ports import Phase, RequestRecord, RequestView, RunnerState, Waiting
 from kvota.node.readiness import Stall
 from kvota.node.served import ServedModel
@@ -38,6 +39,7 @@ from tests.support.asgi_caller import Caller, Reply
 from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, tiny_tokenizer
 
 MODEL = "tiny"
+LOAD_S, DRAIN_TIMEOUT_S = 50.0, 25.0  # what the node says of itself
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -335,6 +337,7 @@ def make_node(
         runner=runner,
         settings=HttpSettings(**settings),
         clock=clock,
+        comeback=Comeback(clock, load_s=LOAD_S, drain_timeout_s=DRAIN_TIMEOUT_S),
         record=records.append,
         render_metrics=lambda: b"kvota_up 1\n",
         chance=random.Random(1),

@@ -35,6 +35,7 @@ from tests.support.tiny_models import CHAT_TEMPLATE
 from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, tiny_tokenizer
 
 MODEL = "tiny"
+LOAD_S = 40.0  # what a node's own process is said to have taken
 PATIENCE_S = 20.0  # for what should be immediate, on a machine that is busy
 
 
@@ -188,6 +189,7 @@ class LiveNode(Client):
             _chosen(ServerSettings, self._settings),
             clock=self._clock,
             log=new_log(self._log),
+            load_s=LOAD_S,
         )
         self._server = http_server(node.app)
         node.runner.start(node.engine)

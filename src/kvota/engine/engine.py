@@ -25,18 +25,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvota.core.clock import Clock
-from kvota.core.errors import (
-    BackendFailed,
-    ClientClosed,
-    KvotaError,
-    Outcome,
-    Refusal,
-    Refused,
-    RequestTimeout,
-)
+from kvota.core.errors import BackendFailed, ClientClosed, KvotaError, Outcome
 from kvota.core.plan import ChunkResult, Executor, Sampled, StepPlan, StepResult
 from kvota.core.request import EngineEvent, Paused, Request
 from kvota.engine.answer import Answer, new_answer
+from kvota.engine.lateness import not_begun, not_complete
 from kvota.engine.mailbox import (
     Cancel,
     Drain,
@@ -54,7 +47,6 @@ from kvota.scheduler.sequence import Sequence as TokenSequence
 from kvota.telemetry.metrics import EngineGauges
 
 FAILED_STEPS_MAX = 3  # in a row, with nothing computed at all
-RETRY_AFTER_S = 5.0
 
 Publish = Callable[[Sequence[tuple[str, EngineEvent]]], None]
 
@@ -156,9 +148,9 @@ class Engine:
                 self._scheduler.resume(request_id)
             case Look(tell):
                 tell([answer.state() for answer in self._answers.values()])
-            case Drain():
+            case Drain(refusal):
                 for request_id in self._never_run():
-                    self._end(request_id, Outcome.REFUSED, _draining())
+                    self._end(request_id, Outcome.REFUSED, refusal)
             case Shutdown():
                 cut = BackendFailed("The server was shut down before the answer was complete.")
                 for request_id in list(self._answers):
@@ -183,14 +175,17 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id, outcome = heapq.heappop(self._deadlines)
+            deadline_s, request_id, outcome = heapq.heappop(self._deadlines)
             answer = self._answers.get(request_id)
             if answer is None:
                 continue
+            limit_s = deadline_s - answer.request.arrived_s
             if outcome is Outcome.REQUEST_TIMEOUT:
-                self._end(request_id, outcome, _timed_out(answer.request))
+                self._end(request_id, outcome, not_complete(limit_s))
             elif answer.group.first_scheduled_s is None:
-                self._end(request_id, outcome, _waited_too_long(answer.request))
+                # The desk tells those in its own line; of a better moment to come, all that is
+                # known here is that this wait was too short.
+                self._end(request_id, outcome, not_begun(limit_s, retry_after_s=limit_s))
 
     # --- execute ------------------------------------------------------------------------------
 
@@ -313,27 +308,3 @@ class Engine:
             num_running=now.running,
             num_waiting=now.waiting + now.preempted,
         )
-
-
-def _draining() -> Refused:
-    return Refused(
-        Refusal.DRAINING,
-        "The server is shutting down and had not begun with this request.",
-        retry_after_s=RETRY_AFTER_S,
-    )
-
-
-def _timed_out(request: Request) -> RequestTimeout:
-    assert request.deadline_s is not None
-    limit_s = request.deadline_s - request.arrived_s
-    return RequestTimeout(f"The answer was not complete after {limit_s:.3g} s, its time limit.")
-
-
-def _waited_too_long(request: Request) -> Refused:
-    assert request.queue_deadline_s is not None
-    limit_s = request.queue_deadline_s - request.arrived_s
-    return Refused(
-        Refusal.QUEUE_TIMEOUT,
-        f"The request waited in line for {limit_s:.3g} s, the longest allowed, and did not begin.",
-        retry_after_s=RETRY_AFTER_S,
-    )

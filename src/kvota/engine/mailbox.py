@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from kvota.core.errors import KvotaError, Outcome
+from kvota.core.errors import KvotaError, Outcome, Refused
 from kvota.core.request import Request
 
 
@@ -67,7 +67,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Shutdown has begun: what never ran ends as refused, what runs may finish."""
+    """Shutdown has begun: what never ran ends with this refusal, what runs may finish."""
+
+    refusal: Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from kvota.core.errors import Refusal, Refused
+from kvota.node.comeback import Comeback
 from kvota.node.ports import RenderMetrics, Runner, RunnerState
 from kvota.node.readiness import Progress
 from kvota.node.served import ServedModel
@@ -19,11 +19,12 @@ class About:
 
     def __init__(
         self, served: Callable[[], ServedModel], runner: Runner, progress: Progress,
-        render_metrics: RenderMetrics,
+        comeback: Comeback, render_metrics: RenderMetrics,
     ) -> None:  # fmt: skip
         self._served = served
         self._runner = runner
         self._progress = progress
+        self._comeback = comeback
         self._render_metrics = render_metrics
 
     async def models(self, request: HttpRequest) -> Response:
@@ -47,19 +48,11 @@ class About:
     async def ready(self, request: HttpRequest) -> Response:
         """Whether new work would be accepted. Raises Refused with the reason."""
         state = self._runner.state
-        if state is RunnerState.DRAINING:
-            raise Refused(Refusal.DRAINING, "The server is shutting down.", retry_after_s=30.0)
         if state is not RunnerState.RUNNING:
-            raise Refused(
-                Refusal.ENGINE_RESTARTING, f"The engine is {state.value}.", retry_after_s=5.0
-            )
+            raise self._comeback.refusal(state)
         self._served()
         if self._progress.is_stuck():
-            raise Refused(
-                Refusal.ENGINE_RESTARTING,
-                "Work waits and the engine makes no progress.",
-                retry_after_s=5.0,
-            )
+            raise self._comeback.restart("Work waits and the engine makes no progress.")
         return _json({"status": "ready"})
 
     async def metrics(self, request: HttpRequest) -> Response:

@@ -30,6 +30,7 @@ from kvota.edge.arrival import Arrivals
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import ErrorPages, error_headers, error_response
 from kvota.node.about import About
+from kvota.node.comeback import Comeback
 from kvota.node.generating import Edge, GeneratingEndpoint
 from kvota.node.intake import Intake
 from kvota.node.live_requests import LiveRequests
@@ -51,6 +52,7 @@ def create_app(
     runner: Runner,
     settings: HttpSettings,
     clock: Clock,
+    comeback: Comeback,
     record: RecordRequest,
     render_metrics: RenderMetrics,
     chance: Random,
@@ -60,9 +62,9 @@ def create_app(
 ) -> Starlette:
     """The application of one node.
 
-    `served` gives the model, or raises Refused while it loads. `record` is called exactly once
-    for each request to a generating path, whatever becomes of it; `report_stall` when a probe of
-    /ready finds the engine stuck, and when one finds it moving again.
+    `served` gives the model, or raises Refused while it loads; `comeback` is the runner's. `record`
+    is called exactly once for each request to a generating path, whatever becomes of it;
+    `report_stall` when a probe of /ready finds the engine stuck, and when one finds that it moves.
     """
     bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
     intake = Intake(served, settings, bench, chance)
@@ -76,7 +78,8 @@ def create_app(
         lane_of=lane_of,
     )
     texts = Texts(intake, settings, bench)
-    about = About(served, runner, Progress(runner, clock, report_stall), render_metrics)
+    progress = Progress(runner, clock, report_stall)
+    about = About(served, runner, progress, comeback, render_metrics)
     pages = ErrorPages(chance)
     app = Starlette(
         routes=[

@@ -16,12 +16,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled, RequestTimeout
+from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
 from kvota.core.request import Delta, PromptRead, Request
 from kvota.edge import trust
 from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
+from kvota.engine.lateness import not_complete
 from kvota.node.answer import Chunk, coalesced, usage_of
 from kvota.node.generation import Generation
 from kvota.node.intake import Prepared
@@ -168,10 +169,7 @@ class _Service:
             async with asyncio.timeout(max(left_s, 0.0) + ENGINE_GRACE_S):
                 yield
         except TimeoutError:
-            limit_s = deadline_s - self.arrived_s
-            raise RequestTimeout(
-                f"The answer was not complete after {limit_s:.3g} s, its time limit."
-            ) from None
+            raise not_complete(deadline_s - self.arrived_s) from None
 
     def told(self, error: KvotaError) -> KvotaError:
         """The error as its client hears it: work that stops under one who stayed was cancelled.

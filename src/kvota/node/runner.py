@@ -30,12 +30,12 @@ from kvota.core.errors import (
     OutputTooLong,
     Refusal,
     Refused,
-    RequestTimeout,
 )
 from kvota.core.request import Delta, Ended, EngineEvent, Event, Paused, Request
 from kvota.desk.desk import Desk
 from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Stage, Ticked, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
+from kvota.engine.lateness import no_first_token, not_begun, not_complete
 from kvota.engine.mailbox import (
     Cancel,
     Drain,
@@ -47,13 +47,13 @@ from kvota.engine.mailbox import (
     Shutdown,
     Submit,
 )
+from kvota.node.comeback import Comeback
 from kvota.node.engine_thread import EngineThread, Events, Steppable
 from kvota.node.ports import RequestStream, RequestView, RunnerState, Waiting
 from kvota.node.where import view_of, why_waiting
 
 TICK_S = 0.05
 LOOK_TIMEOUT_S = 2.0
-RETRY_AFTER_S = 5.0
 
 Price = Callable[[Request], Ticket]
 
@@ -62,6 +62,7 @@ class EngineRunner:
     """Implements `ports.Runner` for one engine and the desk in front of it.
 
     `price` makes the ticket of a request. `num_running_max` is the desk's limit of choices.
+    `comeback` says when to come back to a runner that takes no work.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EngineRunner:
         num_running_max: int,
         stuck_after_s: float,
         report_crash: Callable[[BaseException], None],
+        comeback: Comeback,
         model: str = "",
     ) -> None:
         self._clock = clock
@@ -82,6 +84,7 @@ class EngineRunner:
         self._num_running_max = num_running_max
         self._stuck_after_s = stuck_after_s
         self._report_crash = report_crash
+        self._comeback = comeback
         self._model = model
         self._engine = EngineThread(clock, mailbox, deliver=self._deliver, on_death=self._die)
         self._state = RunnerState.STARTING
@@ -130,10 +133,12 @@ class EngineRunner:
         if self._state is not RunnerState.RUNNING:
             return
         self._state = RunnerState.DRAINING
+        self._comeback.drain_begins()
+        refusal = self._comeback.refusal(self._state)
         for stream in list(self._streams.values()):
             if not stream.is_submitted:
-                self._end_in_line(stream, Outcome.REFUSED, self._unavailable())
-        self._engine.post(Drain())
+                self._end_in_line(stream, Outcome.REFUSED, refusal)
+        self._engine.post(Drain(refusal))
         self._settle()
 
     async def wait_drained(self) -> None:
@@ -160,7 +165,7 @@ class EngineRunner:
 
     def submit(self, request: Request) -> RequestStream:
         if self._state is not RunnerState.RUNNING:
-            raise self._unavailable()
+            raise self._comeback.refusal(self._state)
         if request.n > self._num_running_max:
             raise InvalidRequest(
                 f"`n` is {request.n}; this server runs at most {self._num_running_max} choices "
@@ -260,7 +265,7 @@ class EngineRunner:
     def _expire(self, expired: Expired) -> None:
         """Its time in line is over; the desk has closed it."""
         stream = self._streams[expired.ticket.id]
-        error = _expiry(stream.request, expired)
+        error = _expiry(stream.request, expired, self._now)
         if stream.is_submitted:  # paused: the engine still keeps its tokens
             self._engine.post(Cancel(stream.request.id, expired.outcome, error))
             stream.is_released = True
@@ -268,9 +273,8 @@ class EngineRunner:
             self._finish(stream, _ended_in_line(stream.request, expired.outcome, error, self._now))
 
     def _stop_overdue(self, overdue: Overdue) -> None:
-        what = "answer was not complete" if overdue.has_token else "first token was not there"
-        error = RequestTimeout(f"The {what} within {overdue.limit_s:.3g} s, the limit.")
-        self._engine.post(Cancel(overdue.lease.id, overdue.outcome, error))
+        tell = not_complete if overdue.has_token else no_first_token
+        self._engine.post(Cancel(overdue.lease.id, overdue.outcome, tell(overdue.limit_s)))
 
     def _end_in_line(self, stream: "_Stream", outcome: Outcome, error: KvotaError) -> None:
         self._start_all(self._desk.cancel(stream.request.id, outcome, self._now))
@@ -342,17 +346,6 @@ class EngineRunner:
     def _now(self) -> float:
         return self._clock.now()
 
-    def _unavailable(self) -> Refused:
-        if self._state is RunnerState.DRAINING:
-            return Refused(
-                Refusal.DRAINING,
-                "The server is shutting down and takes no new requests.",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return Refused(
-            Refusal.ENGINE_RESTARTING, "The engine is not running.", retry_after_s=RETRY_AFTER_S
-        )
-
 
 class _Stream:
     """The events of one request, waiting to be read on the event loop."""
@@ -395,22 +388,22 @@ def _refusal(verdict: DeskRefused) -> KvotaError:
     return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
 
 
-def _expiry(request: Request, expired: Expired) -> KvotaError:
+def _expiry(request: Request, expired: Expired, now: float) -> KvotaError:
+    retry_after_s = expired.retry_after_s
     match expired.outcome:
         case Outcome.REQUEST_TIMEOUT:
-            return _timed_out(request)
+            return not_complete(_limit_s(request, request.deadline_s, now))
         case Outcome.REFUSED:
             message = "In what is left of its time the request would not get its first token."
+            return Refused(expired.reason, message, retry_after_s=retry_after_s)
         case _:
-            limit_s = (request.queue_deadline_s or request.arrived_s) - request.arrived_s
-            longest = "the longest wait in line that is allowed"
-            message = f"The request did not begin within {limit_s:.3g} s, {longest}."
-    return Refused(expired.reason, message, retry_after_s=expired.retry_after_s)
+            limit_s = _limit_s(request, request.queue_deadline_s, now)
+            return not_begun(limit_s, retry_after_s=retry_after_s)
 
 
-def _timed_out(request: Request) -> RequestTimeout:
-    limit_s = (request.deadline_s or request.arrived_s) - request.arrived_s
-    return RequestTimeout(f"The answer was not complete in time; the limit is {limit_s:.3g} s.")
+def _limit_s(request: Request, deadline_s: float | None, now: float) -> float:
+    """The time it was given; where the limit is the desk's own, the time it has had."""
+    return (now if deadline_s is None else deadline_s) - request.arrived_s
 
 
 def _ended_in_line(request: Request, outcome: Outcome, error: KvotaError, now: float) -> Ended:

@@ -36,6 +36,7 @@ from kvota.model.catalog import resolve
 from kvota.model.load import LoadedModel, load_model
 from kvota.model.sampler import Sampler
 from kvota.node.app import create_app
+from kvota.node.comeback import Comeback, process_age_s
 from kvota.node.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
 from kvota.node.options import (
     DeskOptions,
@@ -120,8 +121,11 @@ def _load_node(
     log_requests: bool,
 ) -> tuple["Node", NodeReady]:
     """Fetch, load, weigh and put together, telling the operator what is going on."""
+    clock = SystemClock()
+    began_s = clock.now()
     with screen.fetching() as fetching:
         path = resolve(model.model, cache_dir, fetching)
+    fetching_s = clock.now() - began_s
     before_bytes = resident_bytes()
     with screen.loading() as loading:
         loaded = giving_way(
@@ -140,7 +144,6 @@ def _load_node(
     screen.show_model(served.name, path, loaded)
     screen.show_bill(bill)
     sampler = Sampler(loaded.compiled.vocab_size, num_sampled=loaded.num_sampled)
-    clock = SystemClock()
     executor: Executor = loaded.compiled.executor(bill.num_blocks, sampler)
     if steps is not None:
         executor = RecordingExecutor(executor, clock, steps)
@@ -153,6 +156,7 @@ def _load_node(
         server,
         clock=clock,
         log=new_log(sys.stderr),
+        load_s=process_age_s() - fetching_s,  # the next process finds the model fetched
         log_requests=log_requests,
     )
     return node, _ready(served, bill)
@@ -186,10 +190,12 @@ def build_node(
     *,
     clock: Clock,
     log: Log,
+    load_s: float,
     log_requests: bool = True,
 ) -> Node:
     """Put engine, thread border and application together. Starts nothing.
 
+    `load_s` is how long it takes to get here from the start of a process with the model at hand.
     `log_requests` is false behind a gateway, which writes the one line of each request.
     """
     mailbox, capacity = Mailbox(), executor.capacity
@@ -211,6 +217,7 @@ def build_node(
         block_size=capacity.block_size,
         observer=metrics,
     )
+    comeback = Comeback(clock, load_s=load_s, drain_timeout_s=server_settings.drain_timeout_s)
     runner = EngineRunner(
         clock,
         mailbox,
@@ -219,6 +226,7 @@ def build_node(
         num_running_max=engine_settings.max_running_requests,
         stuck_after_s=server_settings.stuck_after_s,
         report_crash=lambda crash: log.critical("engine died", exc_info=crash),
+        comeback=comeback,
         model=served.name,
     )
     engine = Engine(
@@ -235,6 +243,7 @@ def build_node(
         runner=runner,
         settings=_http_settings(server_settings, desk_options),
         clock=clock,
+        comeback=comeback,
         record=_Records(metrics, log) if log_requests else metrics.observe_request,
         render_metrics=metrics.render,
         chance=SystemRandom(),
