@@ -36,6 +36,10 @@ class Watch:
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int, bool]] = []
+        self.prompt_tokens: int | None = None
+
+    def prompt_counted(self, num_tokens: int) -> None:
+        self.prompt_tokens = num_tokens
 
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
         self.told.append((choice, num_tokens, is_done))
@@ -217,6 +221,7 @@ async def test_running_usage_tells_of_chunks_with_several_tokens(world: World) -
     world.backend.script = fake.says(*parts, fake.DONE)
     await world.stream(watcher=watch)
     assert watch.told == [(0, 4, False), (0, 9, True)]
+    assert watch.prompt_tokens == 5
 
 
 async def test_the_watcher_hears_of_every_choice(world: World) -> None:

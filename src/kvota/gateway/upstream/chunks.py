@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 
 ABSENT: Final = (b"", b"null")
 TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "text")
+_NULL_USAGE: Final = b',"usage":null'
 _CHAT_TEXTS: Final = ("content", "reasoning_content", "reasoning")
 _COMPLETION_TEXTS: Final = ("text",)
 
@@ -104,6 +105,9 @@ def decode_usage(raw: Raw) -> BackendUsage | None:
 
 
 def without_usage(value: bytes) -> bytes:
+    # A quote inside a JSON string is always escaped, so these bytes can be nothing else.
+    if _NULL_USAGE in value:
+        return value.replace(_NULL_USAGE, b"", 1)
     fields = _fields.decode(value)
     fields.pop("usage", None)
     return msgspec.json.encode(fields)

@@ -39,7 +39,6 @@ TRAITS: Final[Mapping[BackendKind, Traits]] = MappingProxyType(
     {
         BackendKind.KVOTA: Traits(
             health_path="/ready",
-            has_running_usage=True,
             tokenize=TokenizeForm.VLLM,
             has_own_desk=True,
         ),

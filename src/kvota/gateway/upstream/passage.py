@@ -38,11 +38,17 @@ BYTES_PER_TOKEN: Final = 4  # of an answer that came whole and without usage
 class Watcher(Protocol):
     """Hears of every token that comes back. Must be quick."""
 
+    def prompt_counted(self, num_tokens: int) -> None:
+        """The backend has counted the prompt itself."""
+
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
         """A choice has `num_tokens` tokens now; with `is_done` no more will follow."""
 
 
 class Unwatched:
+    def prompt_counted(self, num_tokens: int) -> None:
+        pass
+
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
         pass
 
@@ -217,6 +223,7 @@ class Passage:
         tally.output_tokens = output
         if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
             tally.prompt_tokens = usage.prompt_tokens
+            self._watcher.prompt_counted(usage.prompt_tokens)
         if usage.prompt_tokens_details is not None:
             tally.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
         if len(self._produced) == 1:
@@ -252,11 +259,16 @@ class Passage:
             if remaining is None:
                 return None
             value = remaining
-        if bytes(chunk.usage) not in ABSENT and not self._ask.wants_running_usage:
+        if not self._ask.wants_running_usage and self._must_hide(chunk.usage):
             value = without_usage(value)
         if self._filter is not None:
             value = with_texts(value, self._filtered)
         return self._renamed(value)
+
+    def _must_hide(self, usage: msgspec.Raw) -> bool:
+        """A null is what OpenAI sends to whoever asked for usage, and to nobody else."""
+        said = bytes(usage)
+        return bool(said) and not (said == b"null" and self._ask.wants_usage)
 
     def _begin(self, value: bytes, chunk: Chunk) -> None:
         self._like = value

@@ -1,0 +1,335 @@
+"""The desk in front of a backend that has none: hosted here, kept by counting what comes back.
+
+    async with foreign.admitted(ticket) as place:        # waits in line; may be refused
+        async with upstream.open(…) as reply:
+            await Relay(reply, ask, clock, watcher=place).stream(exchange)
+
+The ticket's life is the block. It is granted when the block begins, hears of every token through
+`place`, and is released when the block ends, by whatever way: by then the upstream stream inside
+it is closed, so the backend is giving its memory back. A lease past its deadline has its block
+cancelled and raises RequestTimeout.
+
+A foreign engine cannot be asked to give up memory and go on later, so nothing is ever paused here;
+and nobody can tell which prefixes it keeps, so every prompt is charged in full.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import (
+    ClientClosed,
+    KvotaError,
+    Outcome,
+    OutputTooLong,
+    Refusal,
+    Refused,
+    RequestTimeout,
+)
+from kvota.desk.desk import Desk
+from kvota.desk.forecast import Forecast
+from kvota.desk.settings import DeskSettings
+from kvota.desk.tally import DeskObserver, DeskSnapshot
+from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Queued, Ticket
+from kvota.desk.ticket import Refused as DeskRefused
+from kvota.edge.arrival import Arrival
+from kvota.gateway.caller import Caller
+from kvota.gateway.upstream.correction import Correction, KvReading
+from kvota.wire import sse
+
+TICK_S: Final = 0.05
+DRAINING_RETRY_S: Final = 5.0
+
+
+def ticket_of(
+    caller: Caller,
+    arrival: Arrival,
+    *,
+    model: str,
+    prompt_tokens: int,
+    max_tokens: int,
+    num_choices: int = 1,
+) -> Ticket:
+    """A request's price. Of several prompts in one request, give the sum and all their choices."""
+    return Ticket(
+        id=arrival.id,
+        tenant=caller.tenant,
+        model=model,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        n=num_choices,
+        arrived_s=arrival.arrived_s,
+        band=caller.band(arrival.band),
+        weight=caller.weight,
+        queue_deadline_s=arrival.queue_deadline_s,
+        deadline_s=arrival.deadline_s,
+    )
+
+
+class ForeignDesk:
+    """Admission to one backend. Built anywhere, used on one event loop.
+
+    `capacity_tokens` counts until the backend reports its own, of which `share` is lent.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: DeskSettings,
+        *,
+        capacity_tokens: int,
+        share: float = 1.0,
+        block_size: int = 1,
+        forecast: Forecast | None = None,
+        observer: DeskObserver | None = None,
+    ) -> None:
+        self._clock = clock
+        self._correction = Correction(capacity_tokens, share=share, block_size=block_size)
+        self._desk = _CorrectedDesk(
+            capacity_tokens,
+            replace(settings, preemptions_max=0),
+            forecast or Forecast(),
+            block_size=block_size,
+            observer=observer,
+        )
+        self._places: dict[str, Place] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_draining = False
+        self._drained = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, ticket: Ticket) -> AsyncIterator["Place"]:
+        """Wait for the grant; the ticket ends with the block.
+
+        Raises Refused, OutputTooLong or RequestTimeout. To be left by cancellation while it waits.
+        """
+        place = self._arrive(ticket)
+        outcome = Outcome.COMPLETED
+        try:
+            async with place.scope:
+                await place.granted
+                yield place
+        except TimeoutError:
+            outcome = Outcome.REQUEST_TIMEOUT
+            if place.cut_by is None:
+                raise
+            raise place.cut_by from None
+        except BaseException as error:
+            outcome = _outcome_of(error)
+            raise
+        finally:
+            self._leave(place, outcome)
+
+    def waits(self, ticket_id: str) -> Queued | None:
+        """Where a ticket stands in line; None when it does not wait."""
+        return self._desk.position(ticket_id, self._clock.now())
+
+    def remark(self, ticket_id: str) -> str | None:
+        """The same as the text of a comment for its stream."""
+        place = self.waits(ticket_id)
+        return None if place is None else sse.place_in_line(place.position + 1, place.eta_s)
+
+    def correct(self, reading: KvReading) -> None:
+        """Take in what the backend says of its memory now (`correction.py`)."""
+        counts = self._desk.snapshot()
+        self._correction.see(
+            reading, held_tokens=counts.held_tokens, num_choices=counts.num_choices
+        )
+        self._desk.resize(self._correction.capacity_tokens)
+
+    @property
+    def settings(self) -> DeskSettings:
+        return self._desk.settings
+
+    @property
+    def pinned_outside_tokens(self) -> int:
+        """Used at the backend beyond what our leases hold."""
+        return self._correction.pinned_tokens
+
+    def snapshot(self) -> DeskSnapshot:
+        return self._desk.snapshot()
+
+    def check(self) -> None:
+        """Prove the invariants; raises AssertionError on the first that does not hold."""
+        self._desk.check()
+
+    def drain(self) -> None:
+        """Refuse new tickets and those that wait; the running ones finish."""
+        self._is_draining = True
+        for place in list(self._places.values()):
+            if not place.granted.done():
+                place.granted.set_exception(_draining())
+        self._settle()
+
+    async def wait_drained(self) -> None:
+        """Return when no ticket is open any more after `drain`."""
+        await self._drained.wait()
+
+    # --- arriving and leaving
+
+    def _arrive(self, ticket: Ticket) -> "Place":
+        if self._is_draining:
+            raise _draining()
+        verdict = self._desk.arrive(ticket, self._clock.now())
+        if isinstance(verdict, DeskRefused):
+            raise self._refusal(ticket, verdict)
+        place = self._places[ticket.id] = Place(ticket, self._desk, self._clock)
+        if isinstance(verdict, Granted):
+            place.grant(verdict.lease)
+        if self._timer is None:
+            self._wind_up()
+        return place
+
+    def _refusal(self, ticket: Ticket, verdict: DeskRefused) -> KvotaError:
+        """What can never fit is the client's to change; for anything else it may come back."""
+        need = ticket.prompt_tokens + ticket.n * ticket.max_tokens
+        is_hopeless = (
+            need > self._correction.nominal_tokens
+            or ticket.n > self._desk.settings.max_running_requests
+        )
+        if verdict.reason is Refusal.KV_BUDGET_EXHAUSTED and is_hopeless:
+            return OutputTooLong(verdict.message, param="max_tokens")
+        return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
+
+    def _leave(self, place: "Place", outcome: Outcome) -> None:
+        del self._places[place.ticket.id]
+        if place.granted.done() and not place.granted.cancelled():
+            place.granted.exception()  # it has been told, or nobody is left to be told
+        if not place.is_closed:
+            place.is_closed = True
+            self._start(self._desk.release(place.ticket.id, outcome, self._clock.now()))
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._is_draining and not self._places:
+            self._drained.set()
+
+    # --- time
+
+    def _wind_up(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._places:
+            return
+        self._wind_up()
+        ticked = self._desk.tick(self._clock.now())
+        for expired in ticked.expired:
+            self._expire(expired)
+        for overdue in ticked.overdue:
+            self._stop(overdue)
+        self._start(ticked.granted)
+        assert not ticked.pauses, "a foreign engine cannot pause"
+
+    def _start(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._places[lease.id].grant(lease)
+
+    def _expire(self, expired: Expired) -> None:
+        """Its time in line is over; the desk has closed it."""
+        place = self._places[expired.ticket.id]
+        place.is_closed = True
+        if not place.granted.done():
+            place.granted.set_exception(_expiry(expired))
+
+    def _stop(self, overdue: Overdue) -> None:
+        what = "answer was not complete" if overdue.has_token else "first token was not there"
+        place = self._places[overdue.lease.id]
+        place.cut(RequestTimeout(f"The {what} within {overdue.limit_s:.3g} s, the limit."))
+
+
+class Place:
+    """A ticket's place at the desk, in line or at work. Watches the answer (`passage.Watcher`)."""
+
+    def __init__(self, ticket: Ticket, desk: Desk, clock: Clock) -> None:
+        self.ticket = ticket
+        self.lease: Lease | None = None
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.scope = asyncio.timeout(None)  # of the block that the ticket lives in
+        self.cut_by: KvotaError | None = None
+        self.is_closed = False  # at the desk
+        self._desk = desk
+        self._clock = clock
+        self._produced = [0] * ticket.n
+        self._prompt_tokens: int | None = None  # as the backend counts it
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds from arrival to the grant; to now while it waits."""
+        until_s = self._clock.now() if self.lease is None else self.lease.granted_s
+        return until_s - self.ticket.arrived_s
+
+    def prompt_counted(self, num_tokens: int) -> None:
+        """The backend says how long the prompt really is, all prompts of the request together."""
+        self._prompt_tokens = num_tokens
+
+    def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
+        self._produced[choice] = num_tokens
+        private = None
+        if self._prompt_tokens is not None:
+            private = self._prompt_tokens + sum(self._produced)
+        self._desk.progress(
+            self.ticket.id,
+            num_tokens,
+            self._clock.now(),
+            choice=choice,
+            is_done=is_done,
+            private_tokens=private,
+        )
+
+    def grant(self, lease: Lease) -> None:
+        self.lease = lease
+        if not self.granted.done():  # else it is leaving: its release comes next
+            self.granted.set_result(None)
+
+    def cut(self, error: KvotaError) -> None:
+        """Cancel the block, which then raises `error`."""
+        if self.cut_by is None:
+            self.cut_by = error
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class _CorrectedDesk(Desk):
+    """A desk whose capacity may change while it is open.
+
+    Leases keep what they have; the ledger is asked about the new capacity from the next grant on.
+    """
+
+    def resize(self, capacity_tokens: int) -> None:
+        if capacity_tokens != self._ledger.capacity_tokens:
+            self._ledger.capacity_tokens = capacity_tokens
+            self._has_changed = True
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    if isinstance(error, asyncio.CancelledError | ClientClosed | GeneratorExit):
+        return Outcome.CLIENT_CLOSED
+    if isinstance(error, RequestTimeout):
+        return Outcome.REQUEST_TIMEOUT
+    return Outcome.REFUSED if isinstance(error, Refused) else Outcome.ENGINE_ERROR
+
+
+def _expiry(expired: Expired) -> KvotaError:
+    """What a ticket hears whose time in line is over."""
+    ticket = expired.ticket
+    if expired.outcome is Outcome.REQUEST_TIMEOUT:
+        limit_s = (ticket.deadline_s or ticket.arrived_s) - ticket.arrived_s
+        return RequestTimeout(f"The answer was not complete in time; the limit is {limit_s:.3g} s.")
+    if expired.outcome is Outcome.REFUSED:
+        message = "In what is left of its time the request would not get its first token."
+    else:
+        limit_s = (ticket.queue_deadline_s or ticket.arrived_s) - ticket.arrived_s
+        message = f"The request did not begin within {limit_s:.3g} s, the longest wait allowed."
+    return Refused(expired.reason, message, retry_after_s=expired.retry_after_s)
+
+
+def _draining() -> Refused:
+    return Refused(
+        Refusal.DRAINING,
+        "The backend is being taken out of service and takes no new requests.",
+        retry_after_s=DRAINING_RETRY_S,
+    )
