@@ -82,7 +82,7 @@ class Metrics:
     def __init__(
         self, *, model: str, gauges: Callable[[], EngineGauges], desk: Callable[[], DeskGauges]
     ) -> None:
-        self._registry = registry = _Registry()
+        self._registry = registry = PlainRegistry()
         ProcessCollector(registry=registry)
         registry.register(_GaugePage(model, gauges, desk))
         self._queue_s = _histogram(registry, "request_queue", "Arrival to the first chunk.")
@@ -185,7 +185,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Registry(CollectorRegistry):
+class PlainRegistry(CollectorRegistry):
     """A registry without `_created` series: Prometheus does not read them in text format.
 
     prometheus_client can leave them out only for the whole process.

@@ -1,0 +1,1 @@
+"""A node for text encoders: /v1/embeddings, batched by length."""
