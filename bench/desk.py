@@ -1,6 +1,7 @@
 """The desk against other ways to admit, on real traffic, in simulation: `make bench-desk`.
 
 python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--workers N]
+python -m bench.desk [live-overload] [live-isolation] [live-refusals] [live-aborts] [--scale S]
 
 Everything but the model is real: engine, scheduler, KV cache, desk. Tables are Markdown. Each
 target is printed with what was measured and whether it was met.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
 
-from bench import desk_fairness, desk_overload, desk_policies
+from bench import desk_fairness, desk_live, desk_overload, desk_policies
 from bench.desk_decision import DECISION_US_MAX, decision_us
 from bench.desk_policies import COSTS, OURS, Row, Workload
 
@@ -140,8 +141,13 @@ def decision(bench: Bench) -> None:
     target(found < DECISION_US_MAX, f"{found:.0f} µs (at most {DECISION_US_MAX:.0f})")
 
 
+def live(row: str, bench: Bench) -> None:
+    desk_live.measure(row, bench.scale, target)
+
+
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "policies": policies, "overload": overload, "fairness": fairness, "decision": decision,
+    **{row: partial(live, row) for row in desk_live.ROWS},
 }  # fmt: skip
 
 

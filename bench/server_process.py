@@ -27,6 +27,7 @@ class ServerFailed(Exception):
 class RunningServer:
     port: int
     model: str  # the name that requests must use
+    pid: int
 
 
 @contextmanager
@@ -40,7 +41,8 @@ def kvota_server(model: Path, threads: int, flags: Sequence[str] = ()) -> Iterat
         child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
             _wait_until_ready(child, port)
-            yield RunningServer(port, _get(port, "/v1/models")["data"][0]["id"])
+            model_name = _get(port, "/v1/models")["data"][0]["id"]
+            yield RunningServer(port, model_name, child.pid)
         except (ServerFailed, OSError, BenchFailed) as error:
             output.seek(0)
             raise ServerFailed(f"{error}\n{output.read()[-2000:].decode()}") from error

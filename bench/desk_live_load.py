@@ -1,0 +1,152 @@
+"""An open-loop load generator in a process of its own: it sends on time, whatever comes back.
+
+The parent writes one JSON job to the child's stdin and reads one JSON list of what was seen. The
+requests are made before the clock starts, and the child measures itself: `lag_s` is how much later
+than due a request was sent. All other times count from the moment it was due, so that a generator
+that is late can only make the server look worse.
+"""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from bench.client import BenchFailed, ask, completion_body
+from bench.desk_live_mix import Ask, fresh_prompts
+
+HEAD_START_S = 0.5  # from ready to the first moment of the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one client saw. Times are seconds since the request was due; None is never."""
+
+    lag_s: float
+    ended_s: float
+    first_s: float | None = None
+    last_s: float | None = None
+    status: int | None = None
+    code: str | None = None
+    is_whole: bool = False
+    is_hanging: bool = False  # it got no ending within `hang_s`
+    num_tokens: int = 0
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean time of the tokens after the first; 0 without any."""
+        if self.first_s is None or self.last_s is None:
+            return 0.0
+        return (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything the generator must know. `hang_s`: a client without an ending by then hangs."""
+
+    port: int
+    model: str
+    vocab_size: int
+    asks: Sequence[Ask]
+    hang_s: float
+    seed: str
+
+
+def offer(job: Job) -> list[Seen]:
+    """Run the job in a child process; what each client saw, in the order of `asks`."""
+    with LoadProcess(job) as load:
+        return load.seen()
+
+
+class LoadProcess:
+    """A job under way. Leaving the `with` block ends it, if it has not ended."""
+
+    def __init__(self, job: Job) -> None:
+        command = [sys.executable, "-m", "bench.desk_live_load"]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(asdict(job)))
+        self._child.stdin.close()
+
+    def __enter__(self) -> "LoadProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.wait()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.poll() is None
+
+    def seen(self) -> list[Seen]:
+        """Wait for the end. Raises BenchFailed when the generator itself failed."""
+        assert self._child.stdout is not None
+        text = self._child.stdout.read()
+        if self._child.wait() != 0:
+            raise BenchFailed(f"the load generator ended with code {self._child.returncode}")
+        return [Seen(**fields) for fields in json.loads(text)]
+
+
+async def send_on_time(job: Job) -> list[Seen]:
+    """Send every request when it is due and follow each to its end."""
+    prompts = fresh_prompts(job.asks, job.vocab_size, job.seed)
+    bodies = [
+        completion_body(job.model, prompt, one.output_tokens)
+        for prompt, one in zip(prompts, job.asks, strict=True)
+    ]
+    del prompts
+    gc.disable()  # a collection would delay what is due meanwhile
+    start_s = time.perf_counter() + HEAD_START_S
+    clients = []
+    for one, body in zip(job.asks, bodies, strict=True):
+        due_s = start_s + one.due_s
+        await asyncio.sleep(due_s - time.perf_counter())
+        clients.append(asyncio.create_task(_follow(job, body, due_s)))
+    return list(await asyncio.gather(*clients))
+
+
+async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
+    lag_s = time.perf_counter() - due_s
+    try:
+        asked = await ask(job.port, body)
+    except OSError as error:
+        return Seen(lag_s, time.perf_counter() - due_s, code=f"connection: {error.strerror}")
+    is_hanging = False
+    try:
+        async with asyncio.timeout(job.hang_s):
+            await asked.ended
+    except TimeoutError:
+        is_hanging = True
+        asked.leave()
+    answer = asked.answer
+    return Seen(
+        lag_s,
+        (answer.ended_s or time.perf_counter()) - due_s,
+        answer.first_s - due_s if answer.first_s else None,
+        answer.last_s - due_s if answer.last_s else None,
+        answer.status,
+        answer.code,
+        answer.is_whole,
+        is_hanging,
+        answer.num_tokens,
+    )
+
+
+def main() -> None:
+    fields = json.load(sys.stdin)
+    fields["asks"] = [Ask(**one) for one in fields["asks"]]
+    seen = asyncio.run(send_on_time(Job(**fields)))
+    json.dump([asdict(one) for one in seen], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
