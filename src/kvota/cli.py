@@ -150,7 +150,7 @@ def list_models(
     for name, known in sorted(KNOWN_MODELS.items()):
         there = cached.get(name)
         where = str(there.path) if there else "not fetched; `kvota serve` fetches it"
-        num_bytes = there.size_bytes if there else known.source.size_bytes
+        num_bytes = there.size_bytes if there else known.size_bytes
         table.add_row(name, size(num_bytes), known.licence, where)
     Console(highlight=False, soft_wrap=True).print(table)
 

