@@ -5,13 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvota.desk.forecast import LENGTH_MAX, Forecast, IntArray, bucket_edges, bucket_of
+from kvota.desk.forecast import (
+    LENGTH_MAX,
+    Float32Array,
+    Forecast,
+    IntArray,
+    bucket_edges,
+    bucket_of,
+)
 
 Outputs = list[tuple[int, bool]]  # (length, is cut)
 
 
 def ints(*values: int) -> IntArray:
     return np.array(values, dtype=np.int64)
+
+
+def tokens(*values: int) -> Float32Array:
+    return np.array(values, dtype=np.float32)
 
 
 def reaches(outputs: Outputs, length: int) -> float:
@@ -25,7 +36,7 @@ def reaches(outputs: Outputs, length: int) -> float:
 
 
 def survival(forecast: Forecast, group: int, produced: int, ahead: int) -> float:
-    table = forecast.survival(ints(group), ints(produced), ints(ahead).reshape(1, 1))
+    table = forecast.survival(ints(group), ints(produced), tokens(ahead).reshape(1, 1))
     return float(table[0, 0])
 
 

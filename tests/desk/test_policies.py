@@ -1,7 +1,7 @@
 """Each policy's peak, against a slow evaluation at every moment, and against chance itself."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import comb, sqrt
 
 import numpy as np
 import pytest
@@ -42,13 +42,8 @@ def rows_of(leases: list[Lease], group: int, block_size: int = 1) -> Rows:
     return Rows(*np.array(columns, dtype=np.int64).reshape(len(leases), 6).T)
 
 
-def horizon_of(leases: list[Lease]) -> int:
-    longest = max(one.left for one in leases)
-    return 1 << max(longest - 1, 0).bit_length()
-
-
 def peak_of(policy: Policy, leases: list[Lease], group: int, block_size: int = 1) -> float:
-    return policy.peak([policy.price(rows_of(leases, group, block_size), horizon_of(leases))])
+    return policy.peak(rows_of(leases, group, block_size))
 
 
 def in_blocks(tokens: int, block_size: int) -> int:
@@ -57,21 +52,36 @@ def in_blocks(tokens: int, block_size: int) -> int:
 
 def chance(forecast: Forecast, group: int, produced: int, ahead: int) -> float:
     groups, tokens = np.array([group]), np.array([produced])
-    return float(forecast.survival(groups, tokens, np.array([[ahead]]))[0, 0])
+    steps = np.array([[ahead]], dtype=np.float32)
+    return float(forecast.survival(groups, tokens, steps)[0, 0])
 
 
 def expected_need(
-    forecast: Forecast, group: int, leases: list[Lease], ahead: int, risk: float
+    forecast: Forecast,
+    group: int,
+    leases: list[Lease],
+    ahead: int,
+    risk: float,
+    block_size: int = 1,
 ) -> float:
-    """The formula of the module at one moment, for leases of one choice and blocks of 1."""
+    """The formula of the module at one moment, with every number of choices that may run."""
     mean = variance = worst = 0.0
     for one in leases:
-        if ahead <= one.left:
-            size = one.prompt + one.produced + ahead
-            running = chance(forecast, group, one.produced, ahead)
-            mean += size * running
-            variance += size**2 * running * (1 - running)
-            worst += size
+        if ahead > one.left:
+            continue
+        part = one.prompt % block_size
+        own = in_blocks(part + one.produced + ahead, block_size)
+        chance_of_one = chance(forecast, group, one.produced, ahead)
+        first = second = 0.0  # moments of what this lease holds
+        for num in range(1, one.num_open + 1):
+            held = one.prompt - part + num * own
+            likely = comb(one.num_open, num) * chance_of_one**num
+            likely *= (1 - chance_of_one) ** (one.num_open - num)
+            first += held * likely
+            second += held**2 * likely
+        mean += first
+        variance += max(second - first**2, 0.0)
+        worst += one.prompt - part + one.num_open * own
     return min(mean + risk * sqrt(variance), worst)
 
 
@@ -95,16 +105,28 @@ leases_strategy = st.lists(
 )
 
 
-@given(leases_strategy, st.lists(st.integers(1, 150), max_size=30), st.sampled_from([0.0, 2.0]))
+@given(
+    leases_strategy,
+    st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    st.lists(st.integers(1, 150), max_size=30),
+    st.sampled_from([0.0, 2.0]),
+    st.sampled_from([1, 7, 16]),
+)
 def test_the_expected_peak_is_the_formula_at_every_point_of_the_grid(
-    leases: list[Lease], lengths: list[int], risk: float
+    leases: list[Lease], choices: list[int], lengths: list[int], risk: float, block_size: int
 ) -> None:
     forecast, group = taught(lengths)
-    longest = horizon_of(leases)
-    same_cut = [Lease(one.prompt, one.produced, one.produced + longest) for one in leases]
+    longest = 1 << max(max(one.left for one in leases) - 1, 0).bit_length()
     points, _ = time_grid(longest)
-    slow = max(expected_need(forecast, group, same_cut, int(tau), risk) for tau in points)
-    assert peak_of(ExpectedPeak(forecast, risk, 1), same_cut, group) == pytest.approx(slow)
+    same_cut = [
+        Lease(one.prompt, one.produced, one.produced + longest, num)
+        for one, num in zip(leases, choices, strict=False)
+    ]
+    slow = max(
+        expected_need(forecast, group, same_cut, int(tau), risk, block_size) for tau in points.flat
+    )
+    fast = peak_of(ExpectedPeak(forecast, risk, block_size), same_cut, group, block_size)
+    assert fast == pytest.approx(slow)
 
 
 @given(leases_strategy)
@@ -160,27 +182,32 @@ def test_choices_share_a_prompt_that_stays_until_the_last_of_them_ends() -> None
     rng = np.random.default_rng(3)
     history = rng.integers(1, 60, 20_000)
     forecast, group = taught([int(length) for length in history], window=20_000)
-    policy = ExpectedPeak(forecast, 0.0, 1)
-    price = policy.price(rows_of([Lease(500, 0, 64, num_open=3)], group), 64)
+    needs = ExpectedPeak(forecast, 0.0, 1).needs(rows_of([Lease(500, 0, 64, num_open=3)], group))
     points, _ = time_grid(64)
     ends = rng.choice(history, size=(3, 200_000))
-    for place, tau in enumerate(points):
+    for place, tau in enumerate(points.flat):
         running = ends >= tau
         need = 500 * running.any(axis=0) + tau * running.sum(axis=0)
-        assert price[0, place] == pytest.approx(need.mean(), rel=0.02, abs=5)
-        assert sqrt(price[1, place]) == pytest.approx(need.std(), rel=0.02, abs=8)
+        assert needs[0, place] == pytest.approx(need.mean(), rel=0.02, abs=5)
+        assert sqrt(needs[1, place]) == pytest.approx(need.std(), rel=0.02, abs=8)
 
 
 @given(leases_strategy, leases_strategy, st.sampled_from(Admission), st.integers(1, 16))
-def test_prices_of_two_sets_make_the_peak_of_both_together(
+def test_whoever_comes_on_top_never_lowers_the_peak_and_the_order_is_nothing_to_it(
     some: list[Lease], others: list[Lease], admission: Admission, block_size: int
 ) -> None:
     forecast, group = taught([20, 40, 80])
     policy = new_policy(DeskSettings(admission=admission), forecast, block_size)
-    horizon = horizon_of(some + others)
-    apart = [policy.price(rows_of(part, group, block_size), horizon) for part in (some, others)]
-    together = policy.price(rows_of(some + others, group, block_size), horizon)
-    assert policy.peak(apart) == pytest.approx(policy.peak([together]))
+    together = peak_of(policy, some + others, group, block_size)
+    assert peak_of(policy, others + some, group, block_size) == pytest.approx(together)
+    assert peak_of(policy, some, group, block_size) <= together + 1e-9
+
+
+@pytest.mark.parametrize("admission", Admission)
+def test_nobody_needs_nothing(admission: Admission) -> None:
+    forecast, group = taught([20])
+    policy = new_policy(DeskSettings(admission=admission), forecast, 16)
+    assert peak_of(policy, [], group) == 0
 
 
 @given(leases_strategy, st.integers(1, 16), st.integers(1, 3))

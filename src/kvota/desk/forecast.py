@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]  # exact for token counts up to 2**24
 
 _OCTAVES = 21
 _STEPS = 64  # buckets in an octave
@@ -32,13 +33,13 @@ NUM_BUCKETS = _OCTAVES * _STEPS
 LENGTH_MAX = 2**_OCTAVES - 2  # longer outputs count as this long
 _MANTISSA_SHIFT = 23 - 6  # leaves the exponent and 6 bits of a float32: 64 steps an octave
 _FIRST = 127 << 6  # what the shift makes of 1.0
+_COUNT, _TOTAL = 0, 1  # rows of weights and sums
 _UNKNOWN = 0  # the group that knows nothing; its S is 1 for ever
 
 
 def bucket_of(lengths: IntArray) -> npt.NDArray[np.int32]:
     """The bucket of each length in 0..LENGTH_MAX: the leading bits of length + 1."""
-    plus_one = (lengths + 1).astype(np.float32)
-    return (plus_one.view(np.int32) >> _MANTISSA_SHIFT) - np.int32(_FIRST)
+    return _leading_bits((lengths + 1).astype(np.float32)) - np.int32(_FIRST)
 
 
 def bucket_edges() -> IntArray:
@@ -48,6 +49,19 @@ def bucket_edges() -> IntArray:
     """
     bits = (np.arange(NUM_BUCKETS + 1, dtype=np.int32) + np.int32(_FIRST)) << _MANTISSA_SHIFT
     return np.ceil(bits.view(np.float32)).astype(np.int64) - 1
+
+
+def _weights(edges: IntArray) -> FloatArray:
+    """How many lengths from 1 on each bucket has, and their sum. Shape (2, buckets)."""
+    first, end = np.maximum(edges[:-1], 1), np.maximum(edges[1:], 1)
+    num = (end - first).astype(np.float64)
+    return np.stack((num, num * (first + end - 1) / 2))
+
+
+def _leading_bits(numbers: Float32Array) -> npt.NDArray[np.int32]:
+    """Exponent and first mantissa bits. Takes the memory of `numbers`."""
+    bits = numbers.view(np.int32)
+    return np.right_shift(bits, _MANTISSA_SHIFT, out=bits)
 
 
 class _Window:
@@ -105,8 +119,12 @@ class Forecast:
         self._parents = [_UNKNOWN]
         self._windows = [_Window(window)]
         self._speaker = np.zeros(num_groups_max, dtype=np.int64)  # whose curve speaks for a group
-        self._curves = np.ones((num_groups_max, NUM_BUCKETS))
+        self._curves = np.ones((num_groups_max, NUM_BUCKETS), dtype=np.float32)
+        self._flat = self._curves.reshape(-1)  # the same memory
         self._edges = bucket_edges()
+        self._weights = _weights(self._edges)
+        self._sums = np.zeros((2, num_groups_max, NUM_BUCKETS))  # over the buckets before each
+        self._sum_up(_UNKNOWN)
 
     def group(self, model: str, tenant: str, lane: str) -> int:
         """The number of a group; a new one starts with what its wider groups know."""
@@ -127,6 +145,7 @@ class Forecast:
             window.add(bucket, is_cut=is_cut)
             if window.is_stale:
                 self._curves[group] = window.curve()
+                self._sum_up(group)
             if was_thin != (window.num_ended < self._thin_below):
                 self._appoint_speakers()
             group = self._parents[group]
@@ -135,18 +154,20 @@ class Forecast:
         """Complete outputs in the history that speaks for the group; 0: nothing is known."""
         return self._windows[int(self._speaker[group])].num_ended
 
-    def survival(self, groups: IntArray, produced: IntArray, ahead: IntArray) -> FloatArray:
+    def survival(self, groups: IntArray, produced: IntArray, ahead: Float32Array) -> Float32Array:
         """P(still running after `ahead` more tokens | has produced `produced` and not ended).
 
-        `groups` and `produced` have shape (n,), `ahead` (n, steps), and so has the result.
+        `groups` and `produced` have shape (n,), `ahead` (steps, n), and so has the result.
+
+        A bucket is the leading bits of length + 1; here they are used as they are, and the start
+        of the first bucket is taken from where the curve begins.
         """
-        flat = self._curves.ravel()
-        rows = self._speaker[groups] * NUM_BUCKETS
-        reached = np.minimum(produced[:, None] + ahead, LENGTH_MAX)
-        known = flat.take(rows + bucket_of(np.minimum(produced + 1, LENGTH_MAX)))
-        then = flat.take(rows[:, None] + bucket_of(reached))
-        chance: FloatArray = np.minimum(then / known[:, None], 1.0)
-        return chance
+        start = (self._speaker[groups] * NUM_BUCKETS - _FIRST).astype(np.int32)
+        plus_one = (np.minimum(produced, LENGTH_MAX - 1) + 1).astype(np.float32)
+        reached = np.minimum(plus_one + ahead, LENGTH_MAX + 1)
+        then = self._flat.take(_leading_bits(reached) + start)
+        then /= self._flat.take(_leading_bits(plus_one + 1) + start)
+        return np.minimum(then, 1.0, out=then)
 
     def quantile(self, groups: IntArray, produced: IntArray, share: float) -> IntArray:
         """The fewest total tokens within which `share` of such outputs end; LENGTH_MAX if none."""
@@ -158,13 +179,11 @@ class Forecast:
 
     def mean(self, group: int, length_max: int) -> float:
         """Expected tokens of a new output that is cut at `length_max`: Σ S(x) for x in 1..max."""
-        return float(self._widths(length_max) @ self._curves[self._speaker[group]])
+        return self._summed(_COUNT, group, length_max)
 
     def growth(self, group: int, length_max: int) -> float:
         """Expected Σ of what such an output holds after each of its steps: Σ x·S(x)."""
-        widths = self._widths(length_max)
-        middle = np.minimum(self._edges[:-1], length_max) + (widths - 1) / 2
-        return float((widths * np.maximum(middle, 1)) @ self._curves[self._speaker[group]])
+        return self._summed(_TOTAL, group, length_max)
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
@@ -176,11 +195,19 @@ class Forecast:
             speaker = int(self._speaker[group])
             assert speaker in (group, _UNKNOWN) or self._is_wider(speaker, group)
 
-    def _widths(self, length_max: int) -> IntArray:
-        """How many lengths of 1..length_max are in each bucket."""
-        edges = np.clip(self._edges, 1, min(length_max, LENGTH_MAX) + 1)
-        widths: IntArray = edges[1:] - edges[:-1]
-        return widths
+    def _summed(self, what: int, group: int, length_max: int) -> float:
+        """Σ S(x) or Σ x·S(x) for x in 1..length_max: whole buckets, and a part of the last."""
+        last = min(length_max, LENGTH_MAX)
+        bucket = int(bucket_of(np.array([last]))[0])
+        first = max(int(self._edges[bucket]), 1)
+        num = last - first + 1
+        part = num if what == _COUNT else num * (first + last) / 2
+        speaker = self._speaker[group]
+        return float(self._sums[what, speaker, bucket] + part * self._curves[speaker, bucket])
+
+    def _sum_up(self, group: int) -> None:
+        weighted = self._weights[:, :-1] * self._curves[group, :-1]
+        np.cumsum(weighted, axis=1, out=self._sums[:, group, 1:])
 
     def _enter(self, key: tuple[str, ...], parent: int) -> int:
         group = self._groups.get(key)

@@ -3,9 +3,9 @@
     capacity ≥ pinned + peak(leases + candidate)
 
 `pinned` are the prefix blocks that leases name, each counted once however many name it; the rest
-of a lease is its own and its future is priced by the policy. What a lease holds changes with every
-token it produces, so the price of all leases is computed again when somebody asks after a change,
-once; each candidate then costs a few operations on arrays as long as the time grid.
+of a lease is its own and its future is guessed by the policy. What a lease holds changes with every
+token it produces and every one that comes or goes, so nothing is worth keeping from one question to
+the next: a candidate is one more column beside those of the leases.
 """
 
 from collections import Counter
@@ -31,17 +31,9 @@ class Claim:
     is_long: bool
 
     @property
-    def rows(self) -> Rows:
-        return Rows(*self.column)
-
-    @property
     def private_prompt(self) -> int:
         """Whole blocks of prompt that only this ticket would hold."""
         return int(self.column[_PROMPT, 0])
-
-    @property
-    def horizon(self) -> int:
-        return int(self.column[_LEFT, 0])
 
 
 class Ledger:
@@ -58,8 +50,6 @@ class Ledger:
         self._places: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
         self._pinned: Counter[Hashable] = Counter()
-        self._price: FloatArray | None = None
-        self._horizon = 0  # of that price
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -102,35 +92,25 @@ class Ledger:
     def peak(self, extra: Sequence[Claim] = (), *, without: Sequence[str] = ()) -> float:
         """Tokens needed at the worst moment by all leases but `without`, and `extra`, with pinned.
 
-        O(leases × grid) after a change, O(grid) for each further candidate.
+        O(leases × points of the policy's time grid).
         """
-        horizon = max((claim.horizon for claim in extra), default=0)
+        columns = self._columns[:, : len(self._ids)]
         if without:
-            kept = [place for lease_id, place in self._places.items() if lease_id not in without]
-            rows = Rows(*self._columns[:, kept])
-            horizon = _horizon(horizon, rows)
-            prices = [self._policy.price(rows, horizon)]
-        else:
-            horizon, price = self._price_of_all(horizon)
-            prices = [price]
-        prices.extend(self._policy.price(claim.rows, horizon) for claim in extra)
-        return self._policy.peak(prices) + self._pinned_with(extra, without)
+            columns = np.delete(columns, [self._places[lease_id] for lease_id in without], axis=1)
+        return self._peak_of(columns, extra) + self._pinned_with(extra, without)
 
     def long_peak(self, extra: Claim) -> float:
         """The same for the leases of the long lane and `extra`, with all the prefixes they name."""
-        places, named = [], len(extra.prefix_blocks)
-        for lease_id, claim in self._claims.items():
-            if claim.is_long:
-                places.append(self._places[lease_id])
-                named += len(claim.prefix_blocks)
-        both = Rows(*np.concatenate((self._columns[:, places], extra.column), axis=1))
-        price = self._policy.price(both, _horizon(0, both))
-        return self._policy.peak([price]) + named * self.block_size
+        long = self._long
+        named = sum(len(self._claims[lease_id].prefix_blocks) for lease_id in long)
+        columns = self._columns[:, [self._places[lease_id] for lease_id in long]]
+        pinned = (named + len(extra.prefix_blocks)) * self.block_size
+        return self._peak_of(columns, [extra]) + pinned
 
     def held_by_long(self) -> float:
         """KV that the leases of the long lane alone hold now."""
-        long = [self._places[lease_id] for lease_id, one in self._claims.items() if one.is_long]
-        return float(self.held_tokens()[long].sum())
+        places = [self._places[lease_id] for lease_id in self._long]
+        return float(self.held_tokens()[places].sum())
 
     def fits(self, extra: Sequence[Claim], *, without: Sequence[str] = ()) -> bool:
         return self.peak(extra, without=without) <= self.capacity_tokens
@@ -145,7 +125,6 @@ class Ledger:
         self._places[lease_id] = place
         self._claims[lease_id] = claim
         self._pinned.update(claim.prefix_blocks)
-        self._price = None
 
     def grow(self, lease_id: str, produced: int, num_open: int, private_tokens: int | None) -> None:
         """The longest open choice has `produced` tokens, `num_open` choices have not ended.
@@ -161,7 +140,6 @@ class Ledger:
         if private_tokens is not None:
             own = -(-int(column[_OWN]) // self.block_size) * self.block_size
             column[_PROMPT] = max(private_tokens - num_open * own, 0)
-        self._price = None
 
     def drop(self, lease_id: str) -> None:
         """The lease holds nothing any more."""
@@ -175,7 +153,6 @@ class Ledger:
             self._pinned[block] -= 1
             if not self._pinned[block]:
                 del self._pinned[block]
-        self._price = None
 
     def held_tokens(self) -> FloatArray:
         """KV each lease alone holds now, in whole blocks; in the order of `rows`."""
@@ -195,32 +172,23 @@ class Ledger:
         assert (self.rows.left >= 0).all(), "a lease has produced more than its max_tokens"
         assert (self._columns >= 0).all(), "a lease holds less than nothing"
 
-    def _price_of_all(self, horizon: int) -> tuple[int, FloatArray]:
-        """The price of all leases on a time grid that reaches at least `horizon` steps."""
-        if self._price is None:
-            needed = _horizon(horizon, self.rows)
-        else:
-            needed = max(self._horizon, _power_of_two(horizon))
-        if self._price is None or needed != self._horizon:
-            self._price = self._policy.price(self.rows, needed)
-            self._horizon = needed
-        return needed, self._price
+    @property
+    def _long(self) -> Sequence[str]:
+        return [lease_id for lease_id, claim in self._claims.items() if claim.is_long]
+
+    def _peak_of(self, columns: IntArray, extra: Sequence[Claim]) -> float:
+        if extra:
+            columns = np.concatenate((columns, *(claim.column for claim in extra)), axis=1)
+        return self._policy.peak(Rows(*columns))
 
     def _pinned_with(self, extra: Sequence[Claim], without: Sequence[str]) -> int:
-        more = {block for claim in extra for block in claim.prefix_blocks} - self._pinned.keys()
-        leaving = Counter(block for one in without for block in self._claims[one].prefix_blocks)
-        kept = {block for claim in extra for block in claim.prefix_blocks}
-        gone = sum(
-            self._pinned[block] == count and block not in kept for block, count in leaving.items()
-        )
-        return (len(self._pinned) + len(more) - gone) * self.block_size
-
-
-def _horizon(least: int, rows: Rows) -> int:
-    """Steps until the last of the rows, and `least`, must have ended."""
-    return _power_of_two(max(least, int(rows.left.max(initial=0))))
-
-
-def _power_of_two(steps: int) -> int:
-    """Rounded up, so that the time grid stays the same while leases come, run and go."""
-    return 1 << max(steps - 1, 0).bit_length()
+        """Tokens of the prefix blocks that the leases but `without`, and `extra`, name."""
+        named = {block for claim in extra for block in claim.prefix_blocks}
+        num = len(self._pinned) + len(named - self._pinned.keys())
+        if without:
+            leaving = Counter(block for one in without for block in self._claims[one].prefix_blocks)
+            num -= sum(
+                self._pinned[block] == count and block not in named
+                for block, count in leaving.items()
+            )
+        return num * self.block_size

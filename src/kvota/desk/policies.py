@@ -1,10 +1,5 @@
 """How much KV a set of leases will need at its worst moment: one class for each way to guess.
 
-A policy turns leases into a price (`price`, an array it alone understands) and prices of disjoint
-sets of leases into one peak (`peak`, tokens). So the price of what runs is computed once and a
-candidate is added to it. `horizon` is the number of steps to look ahead; it must be the same in
-prices that are put together, and at least the largest `left`.
-
     forecast         expected peak with a margin for chance (below)
     reserve          everybody to max_tokens: no guess, never a preemption
     optimistic       what is held now, and a watermark
@@ -21,7 +16,7 @@ but a max_tokens in between is a cliff; so each lease is kept, at its full size,
 point not before its cliff. With S = 1 the result is therefore never below the true peak.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -30,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvota.core.errors import ConfigError
-from kvota.desk.forecast import FloatArray, Forecast, IntArray
+from kvota.desk.forecast import Float32Array, Forecast, IntArray
 from kvota.desk.settings import Admission, DeskSettings
 
 GRID_POINTS = 30
@@ -59,71 +54,78 @@ class Rows:
 
 
 class Policy(Protocol):
-    def price(self, rows: Rows, horizon: int) -> FloatArray: ...
-
-    def peak(self, prices: Sequence[FloatArray]) -> float: ...
+    def peak(self, rows: Rows) -> float:
+        """Float32Array of KV, in whole blocks, at the worst moment; 0 for no leases."""
 
 
 class ExpectedPeak:
-    """Price: mean, variance and worst case of the need at every point of the grid."""
+    """Looks as far ahead as the last of the leases can run."""
 
     def __init__(self, forecast: Forecast, risk: float, block_size: int) -> None:
         self._forecast = forecast
         self._risk = risk
         self._block_size = block_size
 
-    def price(self, rows: Rows, horizon: int) -> FloatArray:
-        has_choices = rows.num_open > 1
-        if not has_choices.any():
-            return self._price_of_single(rows, horizon)
-        single = self._price_of_single(rows.at(~has_choices), horizon)
-        return single + self._price_of_several(rows.at(has_choices), horizon)
-
-    def peak(self, prices: Sequence[FloatArray]) -> float:
-        mean, variance, worst = sum(prices[1:], start=prices[0])
+    def peak(self, rows: Rows) -> float:
+        mean, variance, worst = self.needs(rows)
         return float(np.minimum(mean + self._risk * np.sqrt(variance), worst).max())
 
-    def _price_of_single(self, rows: Rows, horizon: int) -> FloatArray:
-        own, running, is_possible = self._futures(rows, horizon)
-        size = (rows.prompt[:, None] + own).astype(np.float64)
-        mean = size * running
-        return _summed(mean, size * mean * (1 - running), size * is_possible)
+    def needs(self, rows: Rows) -> Float32Array:
+        """Mean, variance and worst case of all together, at each point. Shape (3, points).
 
-    def _price_of_several(self, rows: Rows, horizon: int) -> FloatArray:
+        In single precision: every decision comes through here, with all that runs.
+        """
+        points, before = time_grid(int(rows.left.max(initial=0)))
+        has_choices = rows.num_open > 1
+        if not has_choices.any():
+            return self._needs_of_single(rows, points, before)
+        single = self._needs_of_single(rows.at(~has_choices), points, before)
+        return single + self._needs_of_several(rows.at(has_choices), points, before)
+
+    def _needs_of_single(
+        self, rows: Rows, points: Float32Array, before: Float32Array
+    ) -> Float32Array:
+        size, running, is_possible = self._futures(rows, points, before)
+        size += rows.prompt.astype(np.float32)
+        size *= is_possible
+        mean = size * running
+        return np.array((mean.sum(axis=1), np.vecdot(size - mean, mean), size.sum(axis=1)))
+
+    def _needs_of_several(
+        self, rows: Rows, points: Float32Array, before: Float32Array
+    ) -> Float32Array:
         """Choices end one by one; their prompt stays until the last of them has.
 
         Var = P²·A·(1−A) + m·s²·S·(1−S) + 2·P·m·s·S·(1−A), with A = 1 − (1−S)^m.
         """
-        own, running, is_possible = self._futures(rows, horizon)
-        prompt, num = rows.prompt[:, None], rows.num_open[:, None]
-        some = 1 - (1 - running) ** num
+        own, running, is_possible = self._futures(rows, points, before)
+        running *= is_possible
+        prompt, num = rows.prompt.astype(np.float32), rows.num_open.astype(np.float32)
+        none = (1 - running) ** num
         choices = num * own * running
-        mean = prompt * some + choices
-        variance = prompt**2 * some * (1 - some) + own * choices * (1 - running)
-        variance += 2 * prompt * choices * (1 - some)
-        return _summed(mean, variance, (prompt + num * own) * is_possible)
+        mean = prompt * (1 - none) + choices
+        variance = prompt**2 * none * (1 - none) + own * choices * (1 - running)
+        variance += 2 * prompt * choices * none
+        worst = (prompt + num * own) * is_possible
+        return np.array((mean.sum(axis=1), variance.sum(axis=1), worst.sum(axis=1)))
 
     def _futures(
-        self, rows: Rows, horizon: int
-    ) -> tuple[IntArray, FloatArray, npt.NDArray[np.bool_]]:
-        """At each point of the grid: own tokens of a choice, P(it runs), and whether it can."""
-        points, before = time_grid(horizon)
-        left = rows.left[:, None]
+        self, rows: Rows, points: Float32Array, before: Float32Array
+    ) -> tuple[Float32Array, Float32Array, npt.NDArray[np.bool_]]:
+        """Per point and lease: own tokens of a choice, P(it runs), and whether it may."""
+        left = rows.left.astype(np.float32)
         ahead = np.minimum(points, left)
-        is_possible = left > before
-        running = self._forecast.survival(rows.group, rows.produced, ahead) * is_possible
-        return _in_blocks(rows.own[:, None] + ahead, self._block_size), running, is_possible
+        running = self._forecast.survival(rows.group, rows.produced, ahead)
+        ahead += rows.own.astype(np.float32)
+        return _in_blocks(ahead, self._block_size), running, left > before
 
 
 class Reserve:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def price(self, rows: Rows, horizon: int) -> FloatArray:
-        return _held(rows, rows.left, self._block_size)
-
-    def peak(self, prices: Sequence[FloatArray]) -> float:
-        return float(sum(price.sum() for price in prices))
+    def peak(self, rows: Rows) -> float:
+        return float(_held(rows, rows.left, self._block_size).sum())
 
 
 class Optimistic:
@@ -132,11 +134,9 @@ class Optimistic:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def price(self, rows: Rows, horizon: int) -> FloatArray:
-        return _held(rows, np.minimum(rows.left, 1), self._block_size)
-
-    def peak(self, prices: Sequence[FloatArray]) -> float:
-        return float(sum(price.sum() for price in prices)) / (1 - OPTIMISTIC_WATERMARK)
+    def peak(self, rows: Rows) -> float:
+        held = _held(rows, np.minimum(rows.left, 1), self._block_size)
+        return float(held.sum()) / (1 - OPTIMISTIC_WATERMARK)
 
 
 RemainingTokens = Callable[[Rows], IntArray]
@@ -153,19 +153,21 @@ class PointPeak:
         self._remaining = remaining
         self._block_size = block_size
 
-    def price(self, rows: Rows, horizon: int) -> FloatArray:
-        """Shape (2, choices): b and a of each. The first choice carries the shared prompt."""
-        remaining = np.clip(self._remaining(rows), 0, rows.left)
-        held = rows.own + self._block_size - 1  # growth then never needs more than it adds
-        first = np.stack((remaining, held + rows.prompt))
-        others = np.repeat(np.stack((remaining, held)), np.maximum(rows.num_open - 1, 0), axis=1)
-        return np.concatenate((first, others), axis=1).astype(np.float64)
-
-    def peak(self, prices: Sequence[FloatArray]) -> float:
-        remaining, held = np.concatenate(prices, axis=1)
+    def peak(self, rows: Rows) -> float:
+        remaining, held = self._choices(rows)
         order = np.argsort(-remaining, kind="stable")
         count = np.arange(1, len(order) + 1)
-        return float((remaining[order] * count + np.cumsum(held[order])).max(initial=0.0))
+        return float((remaining[order] * count + np.cumsum(held[order])).max(initial=0))
+
+    def _choices(self, rows: Rows) -> tuple[IntArray, IntArray]:
+        """b and a of every choice. The first of a lease carries the prompt that they share."""
+        remaining = np.clip(self._remaining(rows), 0, rows.left)
+        held = rows.own + self._block_size - 1  # growth then never needs more than it adds
+        num_others = np.maximum(rows.num_open - 1, 0)
+        return (
+            np.concatenate((remaining, np.repeat(remaining, num_others))),
+            np.concatenate((held + rows.prompt, np.repeat(held, num_others))),
+        )
 
 
 def new_policy(settings: DeskSettings, forecast: Forecast, block_size: int) -> Policy:
@@ -184,29 +186,35 @@ def new_policy(settings: DeskSettings, forecast: Forecast, block_size: int) -> P
     raise ConfigError(f"unknown admission {settings.admission!r}")
 
 
-@lru_cache(maxsize=64)
-def time_grid(horizon: int) -> tuple[IntArray, IntArray]:
-    """Steps to look at, 0 … horizon, and for each the point before it (-1 before the first)."""
-    spaced = np.geomspace(1, max(horizon, 1), GRID_POINTS - 1)
-    points = np.unique(np.concatenate(([0.0], np.ceil(spaced - 1e-9)))).astype(np.int64)
-    return points, np.concatenate((np.array([-1], dtype=np.int64), points[:-1]))
+def time_grid(steps: int) -> tuple[Float32Array, Float32Array]:
+    """Steps to look at, from 0 to at least `steps`, and for each the point before it (or -1).
+
+    Both have shape (points, 1): moments go down, leases across. The grid reaches to a power of
+    two, so that it stays the same while leases come, run and go.
+    """
+    return _grid_of(max(steps - 1, 0).bit_length())
 
 
-def _summed(mean: FloatArray, variance: FloatArray, worst: FloatArray) -> FloatArray:
-    """Over all leases, shape (3, points). A product with ones is a faster sum."""
-    ones = np.ones(len(mean))
-    return np.array((ones @ mean, ones @ variance, ones @ worst))
+@lru_cache(maxsize=32)
+def _grid_of(log_horizon: int) -> tuple[Float32Array, Float32Array]:
+    spaced = np.geomspace(1, 1 << log_horizon, GRID_POINTS - 1)
+    points = np.unique(np.concatenate(([0.0], np.ceil(spaced - 1e-9)))).astype(np.float32)
+    before = np.concatenate((np.array([-1], dtype=np.float32), points[:-1]))
+    return points[:, None], before[:, None]
 
 
-def _in_blocks(tokens: IntArray, block_size: int) -> IntArray:
-    """Rounded up to whole blocks."""
-    return -(-tokens // block_size) * block_size
+def _in_blocks(tokens: Float32Array, block_size: int) -> Float32Array:
+    """Rounded up to whole blocks, in place."""
+    tokens /= block_size
+    np.ceil(tokens, out=tokens)
+    tokens *= block_size
+    return tokens
 
 
-def _held(rows: Rows, ahead: IntArray, block_size: int) -> FloatArray:
+def _held(rows: Rows, ahead: IntArray, block_size: int) -> IntArray:
     """Tokens each lease holds after `ahead` more steps, none of its choices having ended."""
-    own = _in_blocks(rows.own + ahead, block_size)
-    return (rows.prompt + rows.num_open * own).astype(np.float64)
+    own = -(-(rows.own + ahead) // block_size) * block_size
+    return rows.prompt + rows.num_open * own
 
 
 def _quantile_of(forecast: Forecast, share: float) -> RemainingTokens:
