@@ -150,7 +150,7 @@ def test_what_is_no_trace_and_no_cost_is_told(
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("hello\n")
     for arguments, said in (
-        (["simulate", "--trace", str(nonsense)], "not an Azure"),
+        (["simulate", "--trace", str(nonsense)], "nor an Azure"),
         (["simulate", "--trace", str(tmp_path / "nowhere")], "there is no such file"),
         (["simulate", "--trace", str(nonsense), "--cost", str(nonsense)], "is no step cost"),
         (["calibrate", str(nonsense)], "nonsense"),

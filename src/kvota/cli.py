@@ -83,7 +83,7 @@ def _run_node(settings: Config, *, supervised: bool) -> NoReturn:
 
     cache = _cache_dir(settings.model.cache_dir)
     parts = (settings.model, settings.engine, settings.desk, settings.server)
-    sys.exit(run(*parts, cache, supervised=supervised))
+    sys.exit(run(*parts, cache, embeddings=settings.embeddings, supervised=supervised))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from kvota.core.errors import ConfigError
 from kvota.node.memory import parse_size
 from kvota.node.options import (
     DeskOptions,
+    EmbeddingOptions,
     EngineSettings,
     ModelSettings,
     ServerSettings,
@@ -38,6 +39,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     desk: DeskOptions = DeskOptions()
+    embeddings: EmbeddingOptions = EmbeddingOptions()
     server: ServerSettings = ServerSettings()
 
 
@@ -45,6 +47,7 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "model": ModelSettings,
     "engine": EngineSettings,
     "desk": DeskOptions,
+    "embeddings": EmbeddingOptions,
     "server": ServerSettings,
 }
 _SECTION_OF: Final = {

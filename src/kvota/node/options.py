@@ -54,7 +54,17 @@ class DeskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     preempt_after_s: float = 2.0  # the short lane waits so long: pause a long or batch request
     preempt_min_run_s: float = 2.0
     preemptions_max: int = 2  # of one request
+    pause_waste_max: float = 0.1  # of the tokens computed, lost to such pauses
     tenant_weights: dict[str, float] = {}
+
+
+class EmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[embeddings]`: batches of a node that serves a text encoder. Counts are tokens or texts."""
+
+    max_batch_tokens: int = 4096  # computed in one pass, padding included
+    max_batch_texts: int = 64
+    max_wait_ms: float = 5.0  # that a text waits for company
+    max_waiting_tokens: int = 65_536  # in line before 503 queue_full
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,9 +37,11 @@ from kvota.model.load import LoadedModel, load_model
 from kvota.model.sampler import Sampler
 from kvota.node.app import create_app
 from kvota.node.comeback import Comeback, process_age_s
+from kvota.node.embedding.serve import embeds, load_embedding_node, serve_embeddings
 from kvota.node.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
 from kvota.node.options import (
     DeskOptions,
+    EmbeddingOptions,
     EngineSettings,
     ModelSettings,
     ServerSettings,
@@ -62,6 +64,8 @@ from kvota.telemetry.log import Log, new_log
 from kvota.telemetry.metrics import Metrics
 from kvota.telemetry.steps import RecordingExecutor
 
+_ENCODER_RESERVE_BYTES = 500 * 2**20  # for batches, which hold nothing between passes
+
 
 def run(
     model: ModelSettings,
@@ -70,6 +74,7 @@ def run(
     server: ServerSettings,
     cache_dir: Path,
     *,
+    embeddings: EmbeddingOptions = EmbeddingOptions(),  # noqa: B008 - frozen
     supervised: bool = False,
 ) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening.
@@ -78,18 +83,15 @@ def run(
     listens, and the node ends when standard input does.
     """
     screen = Startup(Console(stderr=True, highlight=False))
+    if embeds(model.model):
+        return _run_encoder(screen, model, desk, embeddings, server, cache_dir, supervised)
     with ExitStack() as open_files, _bind(server) as taken:
         steps = _steps_file(engine.record_steps, open_files)
         node, ready = _load_node(
             screen, model, engine, desk, server, cache_dir, steps, log_requests=not supervised
         )
         listen(taken)
-        if supervised:
-            announce(ready)
-        elif server.unix_socket is not None:
-            screen.show_socket(server.unix_socket)
-        else:
-            screen.show_address(*taken.getsockname()[:2])
+        _tell(screen, taken, server, ready if supervised else None)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             return loop.run(
                 serve(
@@ -101,6 +103,42 @@ def run(
                     supervised=supervised,
                 )
             )
+
+
+def _run_encoder(
+    screen: Startup,
+    model: ModelSettings,
+    desk: DeskOptions,
+    embeddings: EmbeddingOptions,
+    server: ServerSettings,
+    cache_dir: Path,
+    supervised: bool,
+) -> int:
+    with _bind(server) as taken:
+        node = load_embedding_node(screen, model, desk, embeddings, server, cache_dir)
+        listen(taken)
+        ready = NodeReady(
+            model=node.name,
+            max_model_len=node.max_len,
+            kv_tokens=0,
+            planned_bytes=resident_bytes() + _ENCODER_RESERVE_BYTES,
+        )
+        _tell(screen, taken, server, ready if supervised else None)
+        return serve_embeddings(
+            node, taken, drain_timeout_s=server.drain_timeout_s, supervised=supervised
+        )
+
+
+def _tell(
+    screen: Startup, taken: socket.socket, server: ServerSettings, ready: NodeReady | None
+) -> None:
+    """Where the node listens: to the gateway that started it, or to the operator."""
+    if ready is not None:
+        announce(ready)
+    elif server.unix_socket is not None:
+        screen.show_socket(server.unix_socket)
+    else:
+        screen.show_address(*taken.getsockname()[:2])
 
 
 def _bind(server: ServerSettings) -> socket.socket:

@@ -15,9 +15,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from kvota.model.encoder import Encoder
 from kvota.model.load import LoadedModel
 from kvota.model.package_fetch import FetchStep
-from kvota.node.memory import MemoryBill
+from kvota.node.memory import MemoryBill, size
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -68,6 +69,14 @@ class Startup:
         )
         for warning in loaded.warnings:
             self._console.print(f"[yellow]Note:[/yellow] {escape(warning)}", soft_wrap=True)
+
+    def show_encoder(self, name: str, path: Path, encoder: Encoder, *, num_bytes: int) -> None:
+        self._console.print(
+            f"[bold]{escape(name)}[/bold]  {escape(str(path))}\n"
+            f"embeddings of {encoder.num_dimensions} dimensions · texts of up to "
+            f"{encoder.max_len} tokens · {size(num_bytes)} of memory",
+            soft_wrap=True,
+        )
 
     def show_bill(self, bill: MemoryBill) -> None:
         lines = bill.lines()
