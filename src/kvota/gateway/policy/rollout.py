@@ -60,7 +60,7 @@ class Rollout:
         self._check_weights(one.weight for one in versions)
         self._stable = self._known(names[0] if stable is None else stable)
         self._settings = settings
-        self._watch = Watch(settings, self._stable)
+        self._watch = Watch(settings, self._stable, self._versions)
         self._rolled_back: dict[str, str] = {}  # version: why
 
     @property
@@ -110,7 +110,7 @@ class Rollout:
         self._rolled_back.pop(name, None)
         for other in self._versions:
             self._weigh(other, 1.0 if other == name else 0.0)
-        self._watch = Watch(self._settings, name)
+        self._watch = Watch(self._settings, name, self._versions)
 
     def roll_back(self, name: str, reason: str) -> None:
         """The version gets nothing more. Its keys go to the others; to the stable one if none.

@@ -234,7 +234,7 @@ class Router:
             return max(replica.kv_usage, num / (num + self._settings.running_half))
         free_share = 1 - min(max(replica.kv_usage, 0.0), 1.0)
         if replica.free_kv_tokens <= 0 or free_share <= 0:
-            return 1 + free_share + (added_tokens > 0)
+            return 1 + self._settings.uncertainty  # full, and of a size that nobody told
         return 1 - free_share + added_tokens * free_share / replica.free_kv_tokens
 
     def _latency_cost(self, replica: Replica, fastest_s: float | None) -> float:

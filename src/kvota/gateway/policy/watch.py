@@ -5,7 +5,7 @@ A version is rolled back when, with risk `risk` of ever being wrong about it wit
     failures   its failure rate is above the stable version's by more than `failure_margin`, or
     latency    its p95 time to first token is more than `ttft_factor` times the stable version's.
 
-Both are tested after (nearly) every call with bounds that hold at all times at once
+Both are tested after every fourth call with bounds that hold at all times at once
 (`evidence.py`), each of the four with a quarter of the risk:
 
     failures   lowest believable rate of the new > highest of the stable + failure_margin.
@@ -18,13 +18,14 @@ Both are tested after (nearly) every call with bounds that hold at all times at 
 Times are counted on a logarithmic grid of 16 steps per octave from 1 ms to 17 min: constant memory.
 t and the factor are rounded up to it, by 4.4 % at most each, which only makes a rollback rarer.
 
-The two run at the same time, so what hits the whole service hits both. Counts start anew in rounds,
-so that a version that turns bad late is not hidden by its good past: a round ends when both have
-had `round_calls`, or either `round_calls_max`, or after `round_s`.
+Both are counted from the same moment on, so what hits the whole service hits both. Counts start
+anew in rounds, so that a version that turns bad late is not hidden by its good past: a round ends
+when both have had `round_calls`, or either `round_calls_max`, or after `round_s`.
 """
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -42,7 +43,7 @@ _STEPS_PER_OCTAVE: Final = 16
 _SHORTEST_S: Final = 0.001
 _NUM_STEPS: Final = 20 * _STEPS_PER_OCTAVE
 _TAIL: Final = 0.05  # of the calls are above the p95
-_CHECK_EVERY: Final = 8  # calls of the new version; and after every failure
+_CHECK_EVERY: Final = 4  # calls of the new version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +108,18 @@ class Tally:
     def failed(self) -> Hits:
         return Hits(self.num_failed, self.num)
 
-    def slower_than(self) -> list[Hits]:
-        """For each step of the grid: how many calls took longer than it."""
-        return [
-            Hits(self._num_timed - num, self._num_timed) for num in accumulate(self._steps[:-1])
-        ]
+    def slower(self) -> "Slower":
+        """How many calls took longer than each step of the grid. O(grid)."""
+        return Slower(self._num_timed, list(accumulate(self._steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    num: int
+    num_within: list[int]  # by step of the grid
+
+    def than(self, step: int) -> Hits:
+        return Hits(self.num - self.num_within[step], self.num)
 
 
 def _step(seconds: float) -> int:
@@ -126,10 +134,10 @@ def _seconds(step: int) -> float:
 
 
 class _Round:
-    """A new version beside the stable one, since the same moment."""
+    """A new version beside the stable one, counted from the same moment on."""
 
-    def __init__(self, began_s: float | None = None) -> None:
-        self.began_s = began_s
+    def __init__(self) -> None:
+        self.began_s: float | None = None  # the new version's first call
         self.new = Tally()
         self.stable = Tally()
 
@@ -143,36 +151,37 @@ class _Round:
 
 
 class Watch:
-    """Compares versions with the stable one. Two tallies of constant size for each."""
+    """Compares each of `versions` with the stable one. Two tallies of constant size for each."""
 
-    def __init__(self, settings: WatchSettings, stable: str) -> None:
+    def __init__(self, settings: WatchSettings, stable: str, versions: Iterable[str]) -> None:
         self._settings = settings
         self._stable = stable
-        self._rounds: dict[str, _Round] = {}
+        self._rounds = {version: _Round() for version in versions if version != stable}
 
     def observe(self, version: str, ok: bool, ttft_s: float | None, now: float) -> Verdict:
-        """A call of the version ended. O(versions); every few calls also O(grid)."""
+        """A call of a known version ended. O(versions); every few calls also O(grid)."""
         if version == self._stable:
             for one in self._rounds.values():
                 one.stable.add(ok, ttft_s)
             return Verdict(version)
         one = self._round(version, now)
         one.new.add(ok, ttft_s)
-        if one.new.num < self._settings.num_calls_min:
-            return Verdict(version)
-        if ok and one.new.num % _CHECK_EVERY:
+        if one.new.num < self._settings.num_calls_min or one.new.num % _CHECK_EVERY:
             return Verdict(version)
         reason = self._more_failures(version, one) or self._slower(version, one)
         return Verdict(version, reason)
 
     def restart(self, version: str) -> None:
         """Begin a new round for the version: its weight was changed, or it was taken out."""
-        self._rounds.pop(version, None)
+        if version != self._stable:
+            self._rounds[version] = _Round()
 
     def _round(self, version: str, now: float) -> _Round:
-        one = self._rounds.get(version)
-        if one is None or one.is_over(self._settings, now):
-            one = self._rounds[version] = _Round(now)
+        if self._rounds[version].is_over(self._settings, now):
+            self._rounds[version] = _Round()
+        one = self._rounds[version]
+        if one.began_s is None:
+            one.began_s = now
         return one
 
     def _more_failures(self, version: str, one: _Round) -> str | None:
@@ -190,18 +199,18 @@ class Watch:
 
     def _slower(self, version: str, one: _Round) -> str | None:
         risk, factor = self._settings.risk / 4, self._settings.ttft_factor
-        stable = one.stable.slower_than()
+        stable = one.stable.slower()
         step = bisect_left(
-            range(_NUM_STEPS), True, key=lambda at: is_surely_below(stable[at], _TAIL, risk)
+            range(_NUM_STEPS), True, key=lambda at: is_surely_below(stable.than(at), _TAIL, risk)
         )
         above = step + math.ceil(math.log2(factor) * _STEPS_PER_OCTAVE)
         if above >= _NUM_STEPS:
             return None  # too few calls of the stable version, or too slow a one, to know its p95
-        new = one.new.slower_than()[above]
+        new = one.new.slower().than(above)
         if not is_surely_above(new, _TAIL, risk):
             return None
         return (
             f"{new.hits} of {new.num} first tokens of {version!r} ({new.rate:.1%}) took longer "
-            f"than {_seconds(above):.3g} s, and its p95 so more than {factor:g} times that of "
+            f"than {_seconds(above):.3g} s, so its p95 is more than {factor:g} times that of "
             f"{self._stable!r}, which is at most {_seconds(step):.3g} s"
         )
