@@ -118,6 +118,7 @@ class Asked(asyncio.Protocol):
     _head: bytes = b""
     _chunks: "Dechunker | None" = None
     _tail: bytes = b""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send(self, content: bytes) -> None:
         assert self._transport is not None
@@ -129,6 +130,14 @@ class Asked(asyncio.Protocol):
         assert self._transport is not None
         self.is_left = not self.ended.done() and not self._is_over
         self._transport.close()
+
+    async def heard(self, num_events: int | None) -> None:
+        """Return once so many events with text have come, or the answer has ended."""
+        while not self.ended.done():
+            if num_events is not None and self.answer.num_events >= num_events:
+                return
+            self._news.clear()
+            await self._news.wait()
 
     async def ended_or(self, is_over: asyncio.Event) -> bool:
         """Wait for the end, or until `is_over` is set; then leave, and return False."""
@@ -164,6 +173,7 @@ class Asked(asyncio.Protocol):
         self.error = error
         if not self.ended.done():
             self.ended.set_result(None)
+        self._news.set()
         if self._tail.startswith(b"{"):
             self._take_body(self._tail)
 
@@ -194,6 +204,7 @@ class Asked(asyncio.Protocol):
             answer.num_events += 1
             answer.first_s = answer.first_s or now
             answer.last_s = now
+            self._news.set()
 
     def _take_body(self, body: bytes) -> None:
         """An answer that is no stream, as far as it has arrived."""

@@ -208,7 +208,7 @@ class _Crowd:
             asked = await self._send(one)
             with suppress(TimeoutError):
                 async with asyncio.timeout(one.delay_s):
-                    await _until(asked, one.num_events)
+                    await asked.heard(one.num_events)
             phase = self._phases.get(one.name, "not seen")
             if not asked.ended.done():
                 await self._abort(one, asked)
@@ -239,13 +239,3 @@ class _Crowd:
             found = json.loads(await get_json(self.server.port, "/v1/requests"))
             self._phases.update({view["client_id"]: view["phase"] for view in found["data"]})
             await asyncio.sleep(0.2)
-
-
-async def _until(asked: Asked, num_events: int | None) -> None:
-    """Return at the answer's end, or once so many events have come."""
-    while not asked.ended.done():
-        if num_events is not None and asked.answer.num_events >= num_events:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await asyncio.shield(asked.ended)

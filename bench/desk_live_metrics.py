@@ -19,13 +19,15 @@ class Page:
     samples: dict[tuple[str, Labels], float]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum over all samples of that name that carry these labels."""
+        """Sum over all samples of that name that carry these labels; 0 when none of them does.
+
+        Raises KeyError for a name that is not on the page: that is no zero.
+        """
+        found = [(carried, value) for (one, carried), value in self.samples.items() if one == name]
+        if not found:
+            raise KeyError(name)
         wanted = set(labels.items())
-        return sum(
-            value
-            for (sample, carried), value in self.samples.items()
-            if sample == name and wanted <= carried
-        )
+        return sum(value for carried, value in found if wanted <= carried)
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """The samples of that name, by the value of one label, without zeros."""

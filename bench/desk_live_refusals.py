@@ -22,7 +22,7 @@ from bench.server_process import RunningServer
 from kvota.sim.records import quantile
 
 FLAGS = (
-    "--max-model-len", "2048", "--kv-memory", "64MiB", "--max-running-requests", "1",
+    "--max-model-len", "2048", "--kv-memory", "45MiB", "--max-running-requests", "1",
     "--max-waiting-queue", "2", "--queue-timeout-s", "600", "--request-timeout-s", "600",
 )  # fmt: skip
 NUM_HOLDERS = 3  # the one that runs, and the line

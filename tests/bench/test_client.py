@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from bench.client import (
     Answer,
+    Asked,
     BenchFailed,
     Dechunker,
+    ask,
     complete,
     complete_together,
     completion_body,
@@ -97,3 +99,57 @@ async def test_anything_else_than_a_whole_stream_is_an_error(wire: bytes, messag
 async def test_a_refused_connection_is_an_error() -> None:
     with pytest.raises(ConnectionRefusedError):
         await complete(1, b"{}")
+
+
+async def asked_of(wire: bytes, *, leave_after: int | None = None) -> Asked:
+    """What is known of one request, to a server that answers `wire` and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(wire)
+        if leave_after is None:
+            writer.close()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        asked = await ask(server.sockets[0].getsockname()[1], b"{}")
+        if leave_after is not None:
+            await asked.heard(leave_after)
+            asked.leave()
+        await asked.ended
+        return asked
+
+
+async def test_an_answer_that_is_no_stream_is_whole_with_its_usage() -> None:
+    body = json.dumps({"choices": [{"text": "ab"}], "usage": USAGE}).encode()
+    asked = await asked_of(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    assert (asked.answer.status, asked.answer.is_whole) == (200, True)
+    assert asked.answer.num_tokens == 3
+
+
+async def test_a_refusal_has_its_status_and_code() -> None:
+    body = b'{"error": {"message": "m", "type": "t", "param": null, "code": "queue_full"}}'
+    asked = await asked_of(b"HTTP/1.1 503 Service Unavailable\r\n\r\n" + body)
+    answer = asked.answer
+    assert (answer.status, answer.code, answer.is_whole) == (503, "queue_full", False)
+    assert answer.ended_s > answer.sent_s
+
+
+async def test_an_error_within_a_stream_has_its_code_and_no_whole_answer() -> None:
+    failed = b'data: {"error":{"message":"m","type":"t","param":null,"code":"request_timeout"}}\n\n'
+    asked = await asked_of(HEAD + chunked([*EVENTS[:2], failed]))
+    assert (asked.answer.status, asked.answer.code) == (200, "request_timeout")
+    assert (asked.answer.is_whole, asked.answer.num_events) == (False, 1)
+
+
+async def test_whoever_leaves_is_known_to_have_left() -> None:
+    asked = await asked_of(HEAD + chunked(EVENTS[:3])[:-5], leave_after=2)
+    assert asked.is_left
+    assert (asked.answer.num_events, asked.answer.is_whole) == (2, False)
+
+
+async def test_whoever_has_the_whole_answer_does_not_leave() -> None:
+    asked = await asked_of(HEAD + chunked(EVENTS)[:-5], leave_after=2)
+    assert asked.answer.is_whole != asked.is_left
