@@ -130,3 +130,23 @@ def test_the_longest_tenth_of_gaps_shows_a_stall() -> None:
     record.token_at_s = [float(second) for second in range(10)] + [19.0]
     assert record.tpot_s == pytest.approx(1.9)
     assert record.slowest_gaps_s == 10.0
+
+
+def test_a_refused_client_comes_back_and_its_wait_counts_from_the_first_time() -> None:
+    settings = replace(SECOND_A_STEP, returns_max=2)
+    asked = [ask(0.0, output=7), ask(0.5, output=7)]
+    first, refused, returned = World(
+        asked, settings, seed=1, door=lambda _: OpenDoor(1, retry_after_s=10.0)
+    ).run().records  # fmt: skip
+    assert refused.outcome is Outcome.REFUSED
+    assert (returned.attempt, returned.arrival.at_s) == (1, 10.5)
+    assert returned.outcome is first.outcome is Outcome.COMPLETED
+    assert returned.ttft_s == pytest.approx(11.0)
+
+
+def test_a_client_gives_up_after_so_many_returns() -> None:
+    settings = replace(SECOND_A_STEP, returns_max=2)
+    asked = [ask(0.0, output=90), ask(0.5)]
+    result = World(asked, settings, seed=1, door=lambda _: OpenDoor(1, retry_after_s=10.0)).run()
+    assert [record.attempt for record in result.records] == [0, 0, 1, 2]
+    assert result.count(Outcome.REFUSED) == 3

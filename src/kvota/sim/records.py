@@ -20,6 +20,8 @@ class RequestRecord:
 
     number: int  # place in the workload
     arrival: Arrival
+    attempt: int = 0  # how often its client has been refused before
+    first_at_s: float | None = None  # the client's first attempt; None: this is it
     outcome: Outcome | None = None  # None while it is open
     refusal: Refusal | None = None
     retry_after_s: float | None = None  # told with a refusal
@@ -35,8 +37,9 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Arrival to the first token of the first choice."""
-        return self.token_at_s[0] - self.arrival.at_s if self.token_at_s else None
+        """The client's first attempt to the first token of the first choice."""
+        began_s = self.arrival.at_s if self.first_at_s is None else self.first_at_s
+        return self.token_at_s[0] - began_s if self.token_at_s else None
 
     @property
     def tpot_s(self) -> float:
@@ -63,7 +66,7 @@ class RequestRecord:
     def key(self) -> tuple[object, ...]:
         """Everything that two runs from one seed must agree on."""
         return (
-            self.number, self.outcome, self.refusal, self.retry_after_s, self.eta_s,
+            self.number, self.attempt, self.outcome, self.refusal, self.retry_after_s, self.eta_s,
             self.granted_at_s, self.queued_s, tuple(self.token_at_s),
             self.cached_tokens, self.preemptions, self.pauses, self.ended_at_s,
         )  # fmt: skip

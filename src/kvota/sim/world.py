@@ -14,7 +14,7 @@ ones that serve.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -41,6 +41,7 @@ from kvota.sim.records import RequestRecord, WorldResult
 
 TICK_S = 0.05  # the door is asked at least this often while nothing can be computed
 IDLE_TURNS_MAX = 1_000_000  # in a row, before a world counts as stuck
+_RETURNED = 1 << 30  # requests of clients that came back are numbered from here
 
 DoorFactory = Callable[[KVCache], Door]
 
@@ -52,6 +53,7 @@ class WorldSettings:
     node: NodeSettings
     queue_timeout_s: float | None = 30.0
     request_timeout_s: float | None = 120.0
+    returns_max: int = 0  # a refused client comes back after Retry-After so often, as a new request
     warm_up_s: float = 0.0  # what arrives before is served and not judged
     proof_every: int = 1  # steps between two full proofs of all invariants
     faults: FaultPlan = field(default_factory=FaultPlan)
@@ -90,6 +92,7 @@ class World:
         self._open: dict[str, RequestRecord] = {}
         self._at_door: dict[str, Request] = {}  # in line there, fresh or paused
         self._stopped: dict[str, Outcome] = {}  # by the door: how they are to end
+        self._num_returned = 0
         self._last_arrival_s = 0.0
         self._kv_used_s = 0.0  # integral of the used share over the time of the arrivals
         self._num_idle = 0
@@ -157,7 +160,19 @@ class World:
 
     def _arrive(self, number: int, arrival: Arrival, now: float) -> None:
         self._note_next_arrival()
-        record = RequestRecord(number, arrival)
+        self._enter(RequestRecord(number, arrival), now)
+
+    def _come_back(self, refused: RequestRecord, now: float) -> None:
+        """The client of a refused request asks again: a new request, for an old wish."""
+        arrival = replace(refused.arrival, at_s=now)
+        again = RequestRecord(_RETURNED + self._num_returned, arrival)
+        again.attempt = refused.attempt + 1
+        first_at_s = refused.first_at_s
+        again.first_at_s = refused.arrival.at_s if first_at_s is None else first_at_s
+        self._num_returned += 1
+        self._enter(again, now)
+
+    def _enter(self, record: RequestRecord, now: float) -> None:
         self._records.append(record)
         self._checkers.arrived(record, now)
         request = self._request_of(record)
@@ -174,6 +189,8 @@ class World:
             case No(reason, retry_after_s):
                 record.refusal, record.retry_after_s = reason, retry_after_s
                 self._end(request.id, Outcome.REFUSED, now)
+                if record.attempt < self._settings.returns_max:
+                    self._agenda.note(now + retry_after_s, partial(self._come_back, record))
             case Wait(_, eta_s):
                 record.eta_s = eta_s
                 self._at_door[request.id] = request
