@@ -1,4 +1,4 @@
-"""Aborts happen at every kind of moment, and the verdict is of what the clients and the server say."""
+"""Aborts come at every kind of moment; the verdict is of what both sides say."""
 
 from random import Random
 

@@ -1,5 +1,7 @@
 """The team mix is what the workload's description says, whatever the rate."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_all_lengths_of_a_kind_occur() -> None:
 def test_gaps_are_those_of_a_poisson_process() -> None:
     """Exponential: their standard deviation is their mean, and 1 − 1/e of them are below it."""
     asks = team_mix(10.0, 2_000.0, seed=3)
-    gaps = [b.due_s - a.due_s for a, b in zip(asks, asks[1:], strict=False)]
+    gaps = [b.due_s - a.due_s for a, b in pairwise(asks)]
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert abs(mean - 0.1) < 0.002
