@@ -1,0 +1,156 @@
+"""The supervisor over real processes: a light node that dies, hangs and grows on demand."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from kvota.core.clock import SystemClock
+from kvota.core.errors import Refused
+from kvota.gateway.node_life import Bounds, Reason, State
+from kvota.gateway.node_probe import NodeProbe
+from kvota.gateway.supervisor import Child, NeverServed, Supervisor
+from kvota.telemetry.log import new_log
+
+BOUNDS = Bounds(stuck_patience_s=0.5, silent_patience_s=1.0, drain_timeout_s=5.0)
+PATIENCE_S = 30.0
+
+
+async def until(met: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not met():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.01)
+
+
+class Watched:
+    """A supervisor, its socket, and what it has reported."""
+
+    def __init__(self, folder: Path, *flags: str, growth_bytes_max: int | None = None) -> None:
+        self.socket = folder / "node.sock"
+        self.log = io.StringIO()
+        self.downs: list[Reason] = []
+        self._probe = NodeProbe(self.socket, timeout_s=1.0)
+        module = ("-m", "tests.support.light_node")
+        child = Child(
+            command=(sys.executable, *module, "--unix-socket", str(self.socket), *flags),
+            environment=os.environ,
+            probe=self._probe.look,
+        )
+        self.supervisor = Supervisor(
+            child,
+            BOUNDS,
+            SystemClock(),
+            new_log(self.log),
+            growth_bytes_max=growth_bytes_max,
+            on_down=self.downs.append,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Supervisor]:
+        await self.supervisor.start()
+        watching = asyncio.create_task(self.supervisor.watch())
+        try:
+            yield self.supervisor
+            assert not watching.done(), watching
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await self.supervisor.stop()
+            await self._probe.close()
+
+    async def behave(self, how: str) -> None:
+        connector = aiohttp.UnixConnector(str(self.socket))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            with suppress(TimeoutError, aiohttp.ClientError):
+                async with asyncio.timeout(1.0):
+                    await (await session.post("http://node/behave", data=how)).read()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s")  # short: a socket's path has a limit of its own
+
+
+async def test_a_killed_process_is_replaced_at_once(folder: Path) -> None:
+    watched = Watched(folder)
+    async with watched.running() as supervisor:
+        first = supervisor.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
+        assert supervisor.pid != first
+        assert watched.downs == [Reason.EXITED]
+    assert '"status": -9' in watched.log.getvalue()
+
+
+async def test_while_it_is_away_requests_are_told_when_to_come_back(folder: Path) -> None:
+    watched = Watched(folder, "--behave", "slow-load")
+    async with watched.running() as supervisor:
+        supervisor.require_up()
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.state is not State.UP, "it to be missed")
+        with pytest.raises(Refused) as refused:
+            supervisor.require_up()
+        assert refused.value.reason.value == "engine_restarting"
+        assert 0.5 <= refused.value.retry_after_s <= (supervisor.load_s or 0) + 0.01
+
+
+@pytest.mark.parametrize(("how", "why"), [("stuck", Reason.STUCK), ("mute", Reason.SILENT)])
+async def test_a_process_that_hangs_is_killed_and_replaced(
+    folder: Path, how: str, why: Reason
+) -> None:
+    watched = Watched(folder)
+    async with watched.running() as supervisor:
+        await watched.behave(how)
+        await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
+        assert watched.downs[0] is why
+
+
+async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder: Path) -> None:
+    watched = Watched(folder, growth_bytes_max=20_000_000)
+    async with watched.running() as supervisor:
+        await watched.behave("fat")
+        await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
+        assert watched.downs[0] is Reason.TOO_FAT
+    assert '"status": 0' in watched.log.getvalue(), "it went by itself"
+
+
+async def test_one_that_never_serves_is_told_with_its_status(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched = Watched(folder, "--behave", "exit-3")
+    with pytest.raises(NeverServed) as failed:
+        await watched.supervisor.start()
+    assert failed.value.status == 3
+    assert "It was told to fail" in capfd.readouterr().err
+    assert "engine has ended" not in watched.log.getvalue()
+
+
+async def test_stopping_leaves_no_process(folder: Path) -> None:
+    watched = Watched(folder)
+    async with watched.running() as supervisor:
+        pid = supervisor.pid
+        assert pid is not None
+    assert supervisor.state is State.STOPPED
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_process_does_not_outlive_its_supervisor(folder: Path) -> None:
+    """kill -9 of the gateway closes the lifeline."""
+    watched = Watched(folder)
+    async with watched.running() as supervisor:
+        process = supervisor._process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        assert process.returncode == 0
