@@ -8,11 +8,13 @@ of last blocks, and blocks of prompts that are still being read.
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.null_engine import null_engine
+from bench.null_engine import BLOCK_SIZE, null_engine
 from bench.workload import prompts
+from kvota.engine.mailbox import Look, RequestState
 from kvota.scheduler.budget import SchedulerLimits
 
 LENGTHS = Path(__file__).parent / "azure_conv_2023_lengths.csv"
@@ -48,13 +50,19 @@ def waste(limit: int | None = None) -> Waste:
     for number, (num_prompt, num_output) in enumerate(requests):
         (prompt,) = prompts(1, num_prompt, 40_000, seed=number)
         null.submit(prompt, num_output)
-    num_slots = num_tokens = step = 0
+    seen: list[RequestState] = []
+
+    def keep(states: Sequence[RequestState]) -> None:
+        seen.extend(state for state in states if state.is_running)
+
+    step = 0
     while null.engine.step():
         step += 1
         if step % SAMPLE_EVERY_STEPS == 0:
-            now = null.cache.occupancy()
-            num_slots += now.num_slots
-            num_tokens += now.num_tokens
+            null.mailbox.post(Look(keep))
+    # No two of these prompts share a block, so what each holds may be added up.
+    num_slots = BLOCK_SIZE * sum(state.num_blocks for state in seen)
+    num_tokens = sum(state.computed_tokens for state in seen)
     mean_tokens = sum(map(sum, requests)) / len(requests)
     return Waste(len(requests), mean_tokens, 1 - num_tokens / num_slots)
 

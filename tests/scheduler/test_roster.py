@@ -5,7 +5,6 @@ import pytest
 from kvota.core.request import Band
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.sequence import IllegalTransition, Status
-from tests.support.kv_executor import InjectedFailure
 from tests.support.step_loop import StepLoop, assert_is_complete, new_request, only
 
 TEXT = list(range(1, 91))
@@ -168,35 +167,40 @@ def test_requests_aborted_in_line_are_never_computed_and_leave_no_trace() -> Non
     assert loop.executor.num_tokens == 4 + 7
 
 
-def test_a_failed_step_counts_for_nothing_and_is_planned_again() -> None:
+def test_a_step_that_is_repeated_in_parts_is_as_good_as_any() -> None:
     loop = StepLoop()
-    groups = [loop.add(new_request("a", TEXT[:10], 6, n=3)), loop.add(new_request("b", TEXT[:9]))]
+    wanted = [new_request("a", TEXT[:10], 12, n=3), new_request("b", TEXT[:9], 12)]
+    groups = [loop.add(request) for request in wanted]
     for num_good_steps in range(4):
         for _ in range(num_good_steps):
             loop.step()
-        plan = loop.scheduler.plan(0.0)
-        assert plan is not None
-        cached_before = loop.cache.snapshot().cached
-        loop.executor.fail_next = True
-        with pytest.raises(InjectedFailure):
-            loop.executor.execute(plan)
-        assert {sequence.group for sequence in loop.scheduler.fail(plan)} <= set(groups)
-        loop.scheduler.check()
-        assert loop.cache.snapshot().cached >= cached_before
+        assert loop.step_in_parts()
     loop.run()
     for group in groups:
         assert_is_complete(group)
+
+
+def test_who_cannot_be_computed_is_aborted_and_the_others_of_the_step_go_on() -> None:
+    loop = StepLoop()
+    groups = [loop.add(new_request(name, TEXT[:10], 6, n=2)) for name in "abc"]
+    for _ in range(3):
+        loop.step()
+    assert loop.step_in_parts(broken="b")
+    assert loop.scheduler.group("b") is None
+    loop.run()
+    for group in (groups[0], groups[2]):
+        assert_is_complete(group)
+    assert loop.cache.snapshot().used == 0
 
 
 def test_after_every_kind_of_ending_the_whole_pool_is_there_again() -> None:
     loop = StepLoop(num_blocks=12)
     for number in range(200):
         cut = loop.add(new_request(f"cut {number}", [number % 97, *TEXT[:9]], 20, n=2))
+        loop.add(new_request(f"broken {number}", [*TEXT[:3], number % 97], 20))
         loop.add(new_request(f"good {number}", [*TEXT[:5], number % 97], 3))
         loop.step()
-        plan = loop.scheduler.plan(0.0)
-        assert plan is not None
-        loop.scheduler.fail(plan)
+        loop.step_in_parts(broken=f"broken {number}")
         loop.step()
         loop.scheduler.abort(cut.request.id)
         loop.run()

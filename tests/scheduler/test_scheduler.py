@@ -273,13 +273,14 @@ def test_a_plan_is_answered_before_the_next_one() -> None:
     loop.add(new_request("a", TEXT[:4]))
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
-    with pytest.raises(AssertionError, match="neither committed nor failed"):
+    with pytest.raises(AssertionError, match="was not committed"):
         loop.scheduler.plan(0.0)
     with pytest.raises(AssertionError, match="between steps"):
         loop.scheduler.pause("a")
-    loop.scheduler.fail(plan)
+    result = loop.executor.execute(plan)
+    loop.scheduler.commit(plan, result)
     with pytest.raises(AssertionError, match="not the one in flight"):
-        loop.scheduler.fail(plan)
+        loop.scheduler.commit(plan, result)
 
 
 # --- cost -------------------------------------------------------------------------------------

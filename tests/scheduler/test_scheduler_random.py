@@ -14,7 +14,6 @@ from kvota.core.request import Band
 from kvota.kv.prefix import BlockHash, sha256_block
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
-from tests.support.kv_executor import InjectedFailure
 from tests.support.step_loop import StepLoop, assert_is_complete, new_request
 
 NUM_SCHEDULES = 1_000
@@ -110,16 +109,17 @@ class RandomSchedules(RuleBasedStateMachine):
             self.loop.step()
 
     @rule()
-    def step_that_fails(self) -> None:
-        plan = self.loop.scheduler.plan(0.0)
-        if plan is None:
-            return
-        self.loop.executor.fail_next = True
-        try:
-            self.loop.executor.execute(plan)
-        except InjectedFailure:
-            self.loop.scheduler.fail(plan)
-        self.loop.scheduler.check()
+    def step_that_is_repeated_in_parts(self) -> None:
+        self.loop.step_in_parts()
+
+    @precondition(lambda self: self.live_groups())
+    @rule(index=st.integers(0, 99))
+    def step_of_which_one_request_cannot_be_computed(self, index: int) -> None:
+        groups = self.live_groups()
+        group = groups[index % len(groups)]
+        self.loop.step_in_parts(broken=group.request.id)
+        if group.is_finished:
+            self.cut_short.add(group.request.id)
 
     @precondition(lambda self: self.live_groups())
     @rule(index=st.integers(0, 99))

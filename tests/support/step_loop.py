@@ -1,10 +1,11 @@
 """The smallest possible engine: a scheduler, an executor, and nothing in between."""
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvota.core.plan import StepPlan
+from kvota.core.plan import Chunk, ChunkResult, StepPlan, StepResult
 from kvota.core.request import Request, SamplingParams
 from kvota.kv.cache import KVCache
 from kvota.kv.prefix import BlockHash, sha256_block
@@ -13,6 +14,7 @@ from kvota.scheduler.scheduler import Committed, Scheduler
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
 from tests.support.kv_executor import (
     HashingExecutor,
+    InjectedFailure,
     reference_prompt_logprobs,
     reference_tokens,
 )
@@ -67,6 +69,35 @@ class StepLoop:
         done = self.scheduler.commit(plan, self.executor.execute(plan))
         self.settle(done)
         return done
+
+    def step_in_parts(self, broken: str | None = None) -> bool:
+        """A step that raises and is repeated chunk by chunk, as an engine does.
+
+        A chunk of the request `broken` raises alone too, and the request is aborted. False when
+        nothing could be planned.
+        """
+        plan = self.scheduler.plan(0.0)
+        if plan is None:
+            return False
+        self.executor.fail_next = True
+        with suppress(InjectedFailure):
+            self.executor.execute(plan)
+        self.executor.execute(StepPlan((), plan.copies))
+        results = [
+            None if self._is_of(broken, chunk) else self._alone(chunk) for chunk in plan.chunks
+        ]
+        if broken is not None and None in results:
+            self.scheduler.abort(broken)
+        answers = [ChunkResult() if result is None else result for result in results]
+        self.settle(self.scheduler.commit(plan, StepResult(answers)))
+        return True
+
+    def _is_of(self, request_id: str | None, chunk: Chunk) -> bool:
+        sequence = self.scheduler.sequence(chunk.sequence_id)
+        return sequence is not None and sequence.group.request.id == request_id
+
+    def _alone(self, chunk: Chunk) -> ChunkResult:
+        return self.executor.execute(StepPlan((chunk,))).chunks[0]
 
     def settle(self, done: Committed) -> None:
         """What an engine does with the outcome of a step."""

@@ -56,19 +56,6 @@ class CacheSnapshot:
     prefix_hit_tokens: int  # of those, the tokens found
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Slots of the blocks in use, and how many of them hold the KV of a token."""
-
-    num_slots: int
-    num_tokens: int
-
-    @property
-    def waste(self) -> float:
-        """The share of allocated KV memory that holds nothing."""
-        return 1 - self.num_tokens / self.num_slots if self.num_slots else 0.0
-
-
 class KVCache:
     """All KV memory of one model.
 
@@ -210,16 +197,6 @@ class KVCache:
             prefix_queried_tokens=self._queried_tokens,
             prefix_hit_tokens=self._hit_tokens,
         )
-
-    def occupancy(self) -> Occupancy:
-        """How full the blocks in use are; a shared block counts once. O(blocks in use)."""
-        filled: dict[int, int] = {}
-        for table in self._tables:
-            left = table.num_computed
-            for block in table.blocks:
-                filled[block] = max(filled.get(block, 0), min(max(left, 0), self.block_size))
-                left -= self.block_size
-        return Occupancy(len(filled) * self.block_size, sum(filled.values()))
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""

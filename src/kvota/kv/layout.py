@@ -2,15 +2,14 @@
 
 One token of one layer is a row of K and a row of V for every KV head:
 
-    bytes/token = Σ layers  2 · heads_per_device · (head_size · bytes_per_element + bytes_per_row)
+    bytes/token = layers · 2 · heads_per_device · (head_size · bytes_per_element + bytes_per_row)
 
 `bytes_per_row` is what a quantized cache keeps beside each row: a scale and a zero point.
 With tensor parallel the KV heads are split over the devices; more devices than heads means that
-heads are repeated, one on each device. A layer with a sliding window never needs more than
-`window` tokens of a sequence.
+heads are repeated, one on each device. Layers with a sliding window count in full: a block holds
+all layers of its tokens, also those that lie outside a window.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,19 +41,16 @@ class CacheType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The shape of a model's KV. All byte counts are for one device.
+    """The shape of a model's KV. All byte counts are for one device."""
 
-    `windows` has one entry per layer: None for full attention, else the tokens it looks back.
-    """
-
-    windows: Sequence[int | None]
+    num_layers: int
     num_kv_heads: int
     head_size: int
     cache_type: CacheType = CacheType.F16
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        if min(len(self.windows), self.num_kv_heads, self.head_size, self.tensor_parallel) < 1:
+        if min(self.num_layers, self.num_kv_heads, self.head_size, self.tensor_parallel) < 1:
             raise ConfigError("layers, KV heads, head size and tensor parallel must be at least 1")
         more, less = sorted((self.num_kv_heads, self.tensor_parallel), reverse=True)
         if more % less:
@@ -62,24 +58,6 @@ class KVLayout:
                 f"{self.num_kv_heads} KV heads cannot be spread over {self.tensor_parallel} "
                 "devices; tensor parallel must divide the number of heads or be a multiple of it"
             )
-
-    @staticmethod
-    def uniform(
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_size: int,
-        cache_type: CacheType = CacheType.F16,
-        tensor_parallel: int = 1,
-    ) -> "KVLayout":
-        """A layout whose layers all attend to everything."""
-        return KVLayout(
-            windows=(None,) * num_layers,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            cache_type=cache_type,
-            tensor_parallel=tensor_parallel,
-        )
 
     @property
     def heads_per_device(self) -> int:
@@ -94,16 +72,7 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """One more token of a sequence, as long as no window is full."""
-        return len(self.windows) * self.bytes_per_layer_token
+        return self.num_layers * self.bytes_per_layer_token
 
     def bytes_per_block(self, block_size: int) -> int:
-        """A block holds all layers of `block_size` tokens, also those outside a window."""
         return block_size * self.bytes_per_token
-
-    def sequence_bytes(self, num_tokens: int) -> int:
-        """The least that a sequence of `num_tokens` needs: windowed layers forget."""
-        kept = sum(
-            num_tokens if window is None else min(num_tokens, window) for window in self.windows
-        )
-        return kept * self.bytes_per_layer_token

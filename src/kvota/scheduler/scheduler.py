@@ -1,6 +1,6 @@
 """Who computes how many tokens in the next step.
 
-    add ─▶ waiting line ─▶ running ─▶ finish          plan ─▶ [executor] ─▶ commit or fail
+    add ─▶ waiting line ─▶ running ─▶ finish          plan ─▶ [executor] ─▶ commit
                  ▲            │
                  └── preempt ─┘
 
@@ -66,7 +66,6 @@ class _Draft:
     budget: StepBudget
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
-    copied: list[Sequence] = field(default_factory=list)  # whose last block a copy will fill
     is_short_of_memory: bool = False
 
 
@@ -80,8 +79,8 @@ class Scheduler:
             done = scheduler.commit(plan, executor.execute(plan))
             for sequence, sampled in done.sampled: … scheduler.finish(sequence)
 
-    When the executor raises, either repeat the plan in parts and commit what came out, as the
-    engine does, or `fail` it as a whole.
+    When the executor raises, abort the requests that it cannot compute, and commit what came out
+    of the others, as the engine does.
     """
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
@@ -90,7 +89,6 @@ class Scheduler:
         self._roster = Roster(cache, limits)
         self._victims = VictimChoice(limits)
         self._in_flight: StepPlan | None = None
-        self._copied: list[Sequence] = []  # in that plan: sequences that wait for a block copy
         self._step = 0
         self._turn = 0
 
@@ -132,10 +130,10 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when no sequence has anything to compute.
 
-        Every plan must be answered by `commit` or `fail` before the next one. Block tables and
-        token lists in it are live: the executor reads them and does not keep them.
+        Every plan must be answered by `commit` before the next one. Block tables and token lists
+        in it are live: the executor reads them and does not keep them.
         """
-        assert self._in_flight is None, "the last plan was neither committed nor failed"
+        assert self._in_flight is None, "the last plan was not committed"
         self._step += 1
         draft = self._draft(now)
         while not draft.chunks and draft.is_short_of_memory:
@@ -145,12 +143,12 @@ class Scheduler:
         if not draft.chunks:
             return None
         self._in_flight = StepPlan(draft.chunks, draft.copies)
-        self._copied = draft.copied
         return self._in_flight
 
     def commit(self, plan: StepPlan, result: StepResult) -> Committed:
         """Record what the executor answered. Sequences that ended meanwhile are passed over."""
-        self._land(plan)
+        assert plan is self._in_flight, "this plan is not the one in flight"
+        self._in_flight = None
         done = Committed()
         for chunk, answer in zip(plan.chunks, result.chunks, strict=True):
             sequence = self._roster.sequences.get(chunk.sequence_id)
@@ -163,19 +161,6 @@ class Scheduler:
             if answer.sampled:
                 self._append(sequence, answer, done)
         return done
-
-    def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The executor raised: nothing of the step counts. Returns the sequences that were in it.
-
-        They stay as they were and would be planned again; those whose blocks the step was to copy
-        are preempted, because the copies may not have been made.
-        """
-        self._land(plan)
-        for sequence in self._copied:
-            if sequence.status is Status.RUNNING:
-                self._preempt(sequence)
-        there = (self._roster.sequences.get(chunk.sequence_id) for chunk in plan.chunks)
-        return [sequence for sequence in there if sequence is not None]
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence ends now, from whatever state; its blocks are back when this returns.
@@ -267,7 +252,6 @@ class Scheduler:
                     continue
             if copies:
                 draft.copies.extend(copies)
-                draft.copied.append(sequence)
             sequence.planned_step = self._step
             chunks.append(
                 Chunk(sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws)
@@ -355,10 +339,6 @@ class Scheduler:
         self._roster.preempt(sequence)
 
     # --- recording a step ---------------------------------------------------------------------
-
-    def _land(self, plan: StepPlan) -> None:
-        assert plan is self._in_flight, "this plan is not the one in flight"
-        self._in_flight = None
 
     def _read_prompt(
         self, sequence: Sequence, chunk: Chunk, answer: ChunkResult, done: Committed
