@@ -1,0 +1,1 @@
+"""What an operator does not let through: block lists, and whatever is plugged in."""
