@@ -141,6 +141,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             'KVOTA_TENANT_WEIGHTS is "a=2"; it must be a table of numbers, '
             "which only a file can hold.",
         ),
+        (
+            "KVOTA_MAX_RUNNING_REQUESTS",
+            "600",
+            "max_num_batched_tokens is 512; it must be more than KVOTA_MAX_RUNNING_REQUESTS, "
+            "which is 600: every running request takes one token of each step, and prompts need "
+            "the rest.",
+        ),
         ("KVOTA_PROT", "1", "Unknown variable KVOTA_PROT: did you mean KVOTA_PORT?"),
         ("KVOTA_PORT", "x" * 999, f'KVOTA_PORT is "{"x" * 80}…"; it must be a whole number.'),
     ],

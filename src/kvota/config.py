@@ -216,8 +216,8 @@ def _check(config: Config, labels: _Labels) -> None:
     if engine.max_num_batched_tokens <= engine.max_running_requests:
         raise ConfigError(
             f"{labels['max_num_batched_tokens']} is {engine.max_num_batched_tokens}; it must be "
-            f"more than max_running_requests, which is {engine.max_running_requests}: every "
-            "running request takes one token of each step, and prompts need the rest."
+            f"more than {labels['max_running_requests']}, which is {engine.max_running_requests}: "
+            "every running request takes one token of each step, and prompts need the rest."
         )
     if engine.kv_memory is not None:
         parse_size(engine.kv_memory, labels["kv_memory"])
