@@ -412,6 +412,8 @@ class Listener:
 
     def retry_judged(self, predicted_s: float, actual_s: float) -> None: ...
 
+    def lease_paused(self, *, is_repeated: bool) -> None: ...
+
 
 def test_a_forecast_is_judged_when_an_output_ends_but_not_when_it_is_stopped() -> None:
     listener = Listener()

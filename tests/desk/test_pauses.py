@@ -8,6 +8,7 @@ import pytest
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
 from kvota.desk.desk import Desk
+from kvota.desk.pauses import PauseBudget
 from kvota.desk.ticket import Granted, Queued, Stage
 from tests.desk.desk_world import DeskWorld, new_desk, new_ticket
 
@@ -180,6 +181,84 @@ def test_a_ticket_that_only_waits_its_turn_makes_nobody_pause() -> None:
     wait(desk, "long", prompt_tokens=50)
     wait(desk, "short")
     assert pauses(desk, 20.0) == []
+
+
+def paced_desk(**settings: Any) -> Desk:
+    """A desk that knows its engine: 10 ms for each token of prompt, 100 ms for each of output."""
+    desk = pausing_desk(max_waiting_queue=20, queue_timeout_s=900.0, request_timeout_s=900.0,
+                        **settings)  # fmt: skip
+    for number in range(10):
+        prompt = 10 + number
+        hold(desk, f"past {number}", prompt + 10)
+        desk.progress(f"past {number}", 1, prompt * 0.01)
+        desk.progress(f"past {number}", 10, prompt * 0.01 + 0.9)
+        desk.release(f"past {number}", Outcome.COMPLETED, 1.0)
+    return desk
+
+
+def hold_until_short_waits(desk: Desk, *, output: int, num_waiting: int, now: float = 5.0) -> None:
+    """A long lease of 80 tokens, its prompt read, and short ones that wait for its memory."""
+    long = new_ticket("long", prompt_tokens=80 - output, max_tokens=output, arrived_s=now)
+    assert isinstance(desk.arrive(long, now), Granted)
+    hold(desk, "other", 20, now)
+    desk.progress("long", 1, now + 0.8)
+    desk.progress("other", 1, now + 0.1)
+    for number in range(num_waiting):
+        wait(desk, f"short {number}", now)
+
+
+def test_a_lease_is_paused_where_those_behind_it_would_wait_longer_than_it_loses() -> None:
+    """One waits; it ends in 39 steps of 0.1 s, and its 41 tokens take 0.4 s, for three."""
+    desk = paced_desk()
+    hold_until_short_waits(desk, output=39, num_waiting=1)
+    assert pauses(desk, 8.0) == ["long"]
+
+
+def test_a_lease_is_not_paused_that_ends_before_it_would_have_paid() -> None:
+    """Its 78 tokens take 0.8 s to compute again, and it would have ended in 0.2 s."""
+    desk = paced_desk()
+    hold_until_short_waits(desk, output=3, num_waiting=1)
+    assert pauses(desk, 8.0) == []
+
+
+def test_nobody_is_paused_for_a_line_that_is_more_than_can_be_served_anyway() -> None:
+    """All that wait would wait for what is computed again; only a few begin in its room."""
+    desk = paced_desk()
+    hold_until_short_waits(desk, output=20, num_waiting=19)
+    assert pauses(desk, 8.0) == []
+
+
+def test_every_pause_makes_the_next_run_longer() -> None:
+    """At least twice the minimum, and as long again as the recomputation takes."""
+    desk = pausing_desk(max_waiting_queue=20, preempt_after_s=0.5, pause_waste_max=1.0)
+    hold(desk, "long", 100)
+    desk.progress("long", 1, 0.1)
+    granted_s = 0.0
+    for number in range(2):
+        at_s = granted_s + 1.0
+        wait(desk, f"short {number}", at_s - 0.6)
+        ran_s = 1.0
+        while pauses(desk, granted_s + ran_s) != ["long"]:
+            ran_s += 0.1
+            assert ran_s < 10
+        assert ran_s == pytest.approx(2.0**number, abs=0.11)
+        [short] = desk.paused("long", granted_s + ran_s)
+        granted_s += ran_s + 0.1
+        assert [one.id for one in desk.release(short.id, Outcome.COMPLETED, granted_s)] == ["long"]
+
+
+def test_what_pauses_lose_is_bounded_by_a_share_of_what_is_computed() -> None:
+    budget = PauseBudget(share=0.1, saved_max=50)
+    assert budget.is_open, "the first pause is free to overdraw it"
+    budget.spend(100)
+    budget.computed(900)
+    assert not budget.is_open
+    budget.computed(100)
+    assert budget.is_open
+    budget.computed(1_000_000)
+    budget.spend(51)
+    assert not budget.is_open, "a quiet night does not pay for a morning of pauses"
+    assert not PauseBudget(share=0.0, saved_max=0).is_open
 
 
 @pytest.mark.parametrize("confirm_late", [False, True])

@@ -22,6 +22,8 @@ def test_the_defaults_are_allowed() -> None:
         ({"preemptions_max": -1}, "preemptions_max"),
         ({"long_kv_share": 0.0}, "long_kv_share"),
         ({"long_kv_share": 1.1}, "long_kv_share"),
+        ({"pause_waste_max": 1.1}, "pause_waste_max"),
+        ({"pause_waste_max": -0.1}, "pause_waste_max"),
         ({"batch_floor": 1.0}, "batch_floor"),
         ({"batch_floor": -0.1}, "batch_floor"),
         ({"queue_timeout_s": 0.0}, "queue_timeout_s"),

@@ -143,6 +143,15 @@ def test_predictions_are_judged_by_how_far_off_they_were() -> None:
     assert found["kvota_retry_after_error_seconds_sum"] == 8
 
 
+def test_pauses_are_counted_and_repeated_ones_apart() -> None:
+    metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)
+    for is_repeated in (False, False, True):
+        metrics.lease_paused(is_repeated=is_repeated)
+    found = samples(metrics)
+    assert found["kvota_pauses_total"] == 3
+    assert found["kvota_repeated_pauses_total"] == 1
+
+
 def test_no_series_says_when_another_began() -> None:
     """Prometheus does not use them, and each counter and histogram would cost one more."""
     metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)

@@ -29,9 +29,10 @@ from kvota.desk.fairness import W_IN, W_OUT, TenantCounters
 from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import BandTurns, WaitingLine
 from kvota.desk.ledger import Ledger
+from kvota.desk.lessons import Lessons
 from kvota.desk.outlook import Outlook
 from kvota.desk.pace import Pace
-from kvota.desk.pauses import choose_pauses
+from kvota.desk.pauses import Pausing
 from kvota.desk.policies import new_policy
 from kvota.desk.reading import Reading
 from kvota.desk.refusals import Refusals
@@ -84,10 +85,14 @@ class Desk:
         self._turn = Turn(settings, self._ledger, self._holders, self._line, self._bands)
         self._pace = Pace()
         self._outlook = Outlook(settings, self._ledger, self._line, self._pace)
+        self._pausing = Pausing(settings, self._ledger, self._line, self._holders, self._pace)
         self._tally = Tally()
         self._reading = Reading()
         self._refusals = Refusals(
             settings, self._ledger, self._line, self._outlook, self._tally, self._reading
+        )
+        self._lessons = Lessons(
+            forecast, self._pace, self._reading, self._outlook, self._tally, self._observer
         )
         self._entries: dict[str, Entry] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap; may lag behind
@@ -146,7 +151,7 @@ class Desk:
         if added > 0:
             self._advance(entry, choice, added, now)
         if is_done and not entry.is_done[choice]:
-            self._end_choice(entry, choice, is_cut=produced >= entry.ticket.max_tokens)
+            self._lessons.choice_ended(entry, choice, is_cut=produced >= entry.ticket.max_tokens)
         self._ledger.grow(lease_id, entry.longest_open, entry.num_open, private_tokens)
 
     def cancel(self, ticket_id: str, outcome: Outcome, now: float) -> list[Lease]:
@@ -310,8 +315,6 @@ class Desk:
         entry.granted_s = now
         self._holders.add(entry)
         self._reading.begin(entry)
-        if entry.has_waited and not is_resumed:
-            self._pace.left_line(entry.lane, now)
         if is_resumed:
             self._tally.resumed += 1
         else:
@@ -319,8 +322,8 @@ class Desk:
             self._bands.grant(entry.band, entry.service, is_batch_waiting=is_batch_waiting)
             self._counters.charge(entry.tenant, W_IN * entry.uncached_tokens)
             self._borrow(entry)
-            self._judge_wait(entry, now)
-            self._free_place(entry, now)
+            self._lessons.waited(entry, now)
+            self._lessons.place_freed(entry, now)
         return entry.lease()
 
     def _borrow(self, entry: Entry) -> None:
@@ -329,59 +332,29 @@ class Desk:
             for lender in self._line.paused():
                 lender.lends_tokens -= entry.footprint
 
-    def _judge_wait(self, entry: Entry, now: float) -> None:
-        if entry.wait_guess_s is None or entry.wait_told_s is None:
-            return
-        actual_s = now - entry.ticket.arrived_s
-        self._pace.waited(entry.wait_guess_s, actual_s)
-        self._tally.wait.add(entry.wait_told_s, actual_s)
-        self._observer.wait_judged(entry.wait_told_s, actual_s)
-
-    def _free_place(self, entry: Entry, now: float) -> None:
-        """A fresh ticket has left the line: somebody who was refused could have its place."""
-        for predicted_s, actual_s in self._outlook.place_freed(entry.size, now):
-            self._tally.retry_after.add(predicted_s, actual_s)
-            self._observer.retry_judged(predicted_s, actual_s)
-
     # --- running ------------------------------------------------------------------------------
 
     def _advance(self, entry: Entry, choice: int, added: int, now: float) -> None:
         entry.produced[choice] += added
         self._counters.charge(entry.tenant, W_OUT * added)
+        self._pausing.budget.computed(added)
         if entry.stage is Stage.GRANTED:
             entry.move(Stage.RUNNING)
-        self._end_reading(entry, now, has_token=True)
+        is_first = self._lessons.reading_ended(entry, now, has_token=True)
+        if is_first and not entry.num_pauses:
+            self._pausing.budget.computed(entry.uncached_tokens)
         entry.has_token = True
         if choice == 0:
             if entry.progressed_s is not None:
                 self._pace.decoded(added, now - entry.progressed_s)
             entry.progressed_s = now
 
-    def _end_reading(self, entry: Entry, now: float, *, has_token: bool) -> None:
-        """Its first token since the grant is there, or it is stopped before. Idempotent."""
-        if entry.reads_tokens is None:
-            return
-        assert entry.granted_s is not None
-        self._reading.end(entry, now, has_token=has_token)
-        if not entry.num_pauses:
-            seconds = now - entry.granted_s
-            self._pace.read_prompt(entry.uncached_tokens, seconds, is_cut=not has_token)
-
-    def _end_choice(self, entry: Entry, choice: int, *, is_cut: bool) -> None:
-        """Learn its length. A choice that was stopped only shows that it would have been longer."""
-        entry.is_done[choice] = True
-        length = entry.produced[choice]
-        self._forecast.observe(entry.group, length, is_cut=is_cut)
-        if not is_cut or length >= entry.ticket.max_tokens:
-            self._tally.forecast.add(entry.expected_tokens, length)
-            self._observer.forecast_judged(entry.expected_tokens, length)
-
     # --- ending -------------------------------------------------------------------------------
 
     def _begin_closing(self, entry: Entry, outcome: Outcome, now: float) -> None:
         entry.move(Stage.CLOSING)
         entry.outcome = outcome
-        self._end_reading(entry, now, has_token=False)
+        self._lessons.reading_ended(entry, now, has_token=False)
 
     def _close(self, entry: Entry, outcome: Outcome, now: float) -> None:
         """The one ending."""
@@ -389,22 +362,15 @@ class Desk:
         if entry.stage in WAITING:
             self._line.remove(entry)
             if not entry.is_paused:
-                self._free_place(entry, now)
+                self._lessons.place_freed(entry, now)
         else:
             self._holders.remove(entry)
         outcome = entry.outcome or outcome
-        self._end_reading(entry, now, has_token=outcome is Outcome.COMPLETED)
-        self._learn_lengths(entry, outcome)
+        self._lessons.reading_ended(entry, now, has_token=outcome is Outcome.COMPLETED)
+        self._lessons.ticket_ended(entry, outcome)
         entry.move(Stage.CLOSED)
         self._tally.ended[outcome] += 1
         del self._entries[entry.id]
-
-    def _learn_lengths(self, entry: Entry, outcome: Outcome) -> None:
-        is_complete = outcome is Outcome.COMPLETED
-        for choice, length in enumerate(entry.produced):
-            if not entry.is_done[choice] and (length or is_complete):
-                is_cut = not is_complete or length >= entry.ticket.max_tokens
-                self._end_choice(entry, choice, is_cut=is_cut)
 
     def _expire(
         self, ticket_id: str, now: float, expired: list[Expired], overdue: list[Overdue]
@@ -430,27 +396,14 @@ class Desk:
     # --- pausing ------------------------------------------------------------------------------
 
     def _ask_to_pause(self, now: float) -> list[Pause]:
-        """Pause for the first short ticket, unless memory is on its way back already."""
-        settings = self._settings
-        heads = (self._line.first_fresh(band, Lane.SHORT) for band in sorted(Band))
-        head = next((one for one in heads if one is not None), None)
-        if head is None or now - head.ticket.arrived_s < settings.preempt_after_s:
-            return []
-        if any(one.stage in (Stage.PAUSING, Stage.CLOSING) for one in self._holders):
-            return []
-        victims = choose_pauses(
-            head,
-            self._holders,
-            self._ledger,
-            settings,
-            num_choices=self._holders.num_choices,
-            now=now,
-        )
+        victims = self._pausing.choose(now)
         for victim in victims:
             victim.move(Stage.PAUSING)
-            self._end_reading(victim, now, has_token=False)
+            self._lessons.reading_ended(victim, now, has_token=False)
+            is_repeated = victim.num_pauses > 0
             self._tally.pauses += 1
-            self._tally.repeated_pauses += victim.num_pauses > 0
+            self._tally.repeated_pauses += is_repeated
+            self._observer.lease_paused(is_repeated=is_repeated)
             victim.num_pauses += 1
         return [Pause(victim.lease()) for victim in victims]
 

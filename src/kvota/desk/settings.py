@@ -38,6 +38,7 @@ class DeskSettings:
     preempt_after_s: float = 2.0  # the first in the short lane waits this long: pause others
     preempt_min_run_s: float = 2.0  # nobody is paused who has held KV for less
     preemptions_max: int = 2  # of one request, by the desk
+    pause_waste_max: float = 0.1  # of the tokens computed, lost to pauses by the desk
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -83,6 +84,8 @@ class DeskSettings:
             raise ConfigError(
                 f"long_kv_share must be above 0 and at most 1, got {self.long_kv_share}"
             )
+        if not 0 <= self.pause_waste_max <= 1:
+            raise ConfigError(f"pause_waste_max must be in [0, 1], got {self.pause_waste_max}")
         if not 0 <= self.batch_floor < 1:
             raise ConfigError(f"batch_floor must be in [0, 1), got {self.batch_floor}")
         if not 0 < self.quantile < 1:

@@ -11,7 +11,7 @@ from kvota.desk.ticket import Lane
 
 
 class DeskObserver(Protocol):
-    """Hears of every prediction that can be judged. Must be quick."""
+    """Hears of every prediction that can be judged, and of every pause. Must be quick."""
 
     def forecast_judged(self, predicted_tokens: float, actual_tokens: int) -> None:
         """A choice has ended by itself; predicted when its ticket was granted."""
@@ -21,6 +21,9 @@ class DeskObserver(Protocol):
 
     def retry_judged(self, predicted_s: float, actual_s: float) -> None:
         """The place in line that a refused ticket was told to come back for has become free."""
+
+    def lease_paused(self, *, is_repeated: bool) -> None:
+        """A lease is to give its KV back for others; `is_repeated`: it did before."""
 
 
 class Silence:
@@ -33,6 +36,9 @@ class Silence:
         pass
 
     def retry_judged(self, predicted_s: float, actual_s: float) -> None:
+        pass
+
+    def lease_paused(self, *, is_repeated: bool) -> None:
         pass
 
 

@@ -121,6 +121,8 @@ class Metrics:
         self._preemptions = _counter(
             registry, "preemptions", "Sequences set back to be recomputed."
         )
+        self._pauses = _counter(registry, "pauses", "Requests paused by the desk for others.")
+        self._repeated = _counter(registry, "repeated_pauses", "Of those, paused before: thrash.")
         self._requests = Counter(
             "kvota_requests", "Ended requests.", ["model", "outcome"], registry=registry
         )
@@ -179,6 +181,12 @@ class Metrics:
     def retry_judged(self, predicted_s: float, actual_s: float) -> None:
         """The room that a refused request was told to come back for is there."""
         self._retry_error_s.observe(abs(predicted_s - actual_s))
+
+    def lease_paused(self, *, is_repeated: bool) -> None:
+        """The desk has asked for the memory of a request."""
+        self._pauses.inc()
+        if is_repeated:
+            self._repeated.inc()
 
     def render(self) -> bytes:
         """The page in Prometheus text format."""
