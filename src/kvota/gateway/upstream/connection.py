@@ -103,13 +103,20 @@ class Upstream:
         finally:
             reply.close()
 
-    async def fetch(self, path: str, *, timeout_s: float, body: bytes | None = None) -> bytes:
+    async def fetch(
+        self,
+        path: str,
+        *,
+        timeout_s: float,
+        body: bytes | None = None,
+        bytes_max: int | None = None,
+    ) -> bytes:
         """The whole answer to a small question (GET without a body), within `timeout_s`."""
         deadline_s = self._clock.now() + timeout_s
         method = "GET" if body is None else "POST"
         try:
             async with self.open(path, body, method=method, deadline_s=deadline_s) as reply:
-                return await reply.body()
+                return await reply.body(bytes_max)
         except RequestTimeout:
             raise self._failure(
                 FailureKind.FIRST_BYTE_TIMEOUT, f"did not answer {path} within {timeout_s:g} s"
@@ -225,9 +232,9 @@ class UpstreamReply:
                 FailureKind.FIRST_BYTE_TIMEOUT, f"sent no content within {patience_s:g} s"
             ) from None
 
-    async def body(self) -> bytes:
-        """All of it. Raises AttemptFailed when it is over `body_bytes_max`."""
-        limit = self.settings.body_bytes_max
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """All of it. Raises AttemptFailed when it is over `bytes_max`, or the settings' limit."""
+        limit = bytes_max or self.settings.body_bytes_max
         parts, size = [], 0
         while piece := await self.read():
             parts.append(piece)

@@ -1,0 +1,193 @@
+"""How long a prompt is, for the price of its ticket and for limits, before anything is sent.
+
+Three ways, best first: the model's tokenizer, where one was handed in; the backend itself; a guess
+from the bytes (`estimate.py`). The backend's own usage corrects whatever was counted here as soon
+as it comes, so a guess prices the way in and never the bill.
+
+Every counter takes the client's body, of /v1/chat/completions or /v1/completions, and gives the
+tokens of all its prompts together.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from kvota.core.errors import KvotaError
+from kvota.gateway.upstream.connection import Upstream
+from kvota.gateway.upstream.estimate import estimated_tokens
+from kvota.gateway.upstream.kinds import TokenizeForm
+
+COUNT_TIMEOUT_S: Final = 2.0
+# What a chat template puts around a message (ChatML and Llama 3: 5), and around them all, with a
+# system prompt that some templates add by themselves (Qwen 2.5: about 20).
+TOKENS_PER_MESSAGE: Final = 6
+TOKENS_PER_CHAT: Final = 24
+_SHAPES_TEMPLATE: Final = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "add_special_tokens",
+)
+_NOT_TEXT: Final = frozenset({"role", "type", "image_url", "input_audio", "id", "tool_call_id"})
+T = TypeVar("T")
+_Fields = dict[str, msgspec.Raw]
+_fields = msgspec.json.Decoder(_Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCount:
+    tokens: int
+    is_exact: bool  # by the tokenizer and the template that the backend will use
+
+
+class PromptCounter(Protocol):
+    async def count(self, body: bytes) -> PromptCount:
+        """Never raises for a body that has been checked; at least 1."""
+
+
+class ChatTokenizer(Protocol):
+    """A model's tokenizer with its chat template, in this process."""
+
+    def count_text(self, text: str) -> int:
+        """With what the model puts around a plain prompt (usually BOS)."""
+
+    def count_chat(self, chat: Mapping[str, Any]) -> int:
+        """Of the rendered template. `chat` has the fields of a chat request."""
+
+
+class EstimatingCounter:
+    """Needs nothing, and is never far too low."""
+
+    async def count(self, body: bytes) -> PromptCount:
+        return PromptCount(max(1, estimate(body)), is_exact=False)
+
+
+class TokenizerCounter:
+    """Exact, and immediate: meant for prompts of up to some 100,000 characters."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def count(self, body: bytes) -> PromptCount:
+        request: dict[str, Any] = msgspec.json.decode(body)
+        if request.get("messages") is not None:
+            return PromptCount(max(1, self._tokenizer.count_chat(request)), is_exact=True)
+        tokens = sum(
+            self._tokenizer.count_text(prompt) if isinstance(prompt, str) else len(prompt)
+            for prompt in prompts_of(request.get("prompt"))
+        )
+        return PromptCount(max(1, tokens), is_exact=True)
+
+
+class BackendCounter:
+    """Asks the backend's own tokenizer; guesses where that fails or takes too long."""
+
+    def __init__(
+        self, upstream: Upstream, form: TokenizeForm, *, model: str,
+        timeout_s: float = COUNT_TIMEOUT_S,
+    ) -> None:  # fmt: skip
+        self._upstream = upstream
+        self._ask = {TokenizeForm.VLLM: self._vllm, TokenizeForm.LLAMACPP: self._llamacpp}[form]
+        self._model = model
+        self._timeout_s = timeout_s
+
+    async def count(self, body: bytes) -> PromptCount:
+        fields = _fields.decode(body)
+        try:
+            return PromptCount(max(1, await self._ask(fields)), is_exact=True)
+        except (KvotaError, msgspec.MsgspecError):
+            return PromptCount(max(1, estimate(body)), is_exact=False)
+
+    async def _vllm(self, fields: _Fields) -> int:
+        if "messages" in fields:
+            return await self._counted({"model": self._model, **_chat(fields)})
+        total = 0
+        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
+            if isinstance(prompt, str):
+                total += await self._counted({"model": self._model, "prompt": prompt})
+            else:
+                total += len(prompt)
+        return total
+
+    async def _counted(self, question: Mapping[str, Any]) -> int:
+        return (await self._post("/tokenize", question, _VllmCount)).count
+
+    async def _llamacpp(self, fields: _Fields) -> int:
+        if "messages" in fields:
+            rendered = await self._post("/apply-template", _chat(fields), _LlamacppPrompt)
+            return await self._tokens_in(rendered.prompt)
+        total = 0
+        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
+            total += await self._tokens_in(prompt) if isinstance(prompt, str) else len(prompt)
+        return total
+
+    async def _tokens_in(self, text: str) -> int:
+        question = {"content": text, "add_special": True, "parse_special": True}
+        return len((await self._post("/tokenize", question, _LlamacppTokens)).tokens)
+
+    async def _post(self, path: str, question: Mapping[str, Any], kind: type[T]) -> T:
+        body = msgspec.json.encode(question)
+        answer = await self._upstream.fetch(path, body=body, timeout_s=self._timeout_s)
+        return msgspec.json.decode(answer, type=kind)
+
+
+class _VllmCount(msgspec.Struct):
+    count: int
+
+
+class _LlamacppPrompt(msgspec.Struct):
+    prompt: str
+
+
+class _LlamacppTokens(msgspec.Struct):
+    tokens: list[msgspec.Raw]
+
+
+def _chat(fields: _Fields) -> dict[str, Any]:
+    """What of a chat request decides how its template is filled in."""
+    return {name: fields[name] for name in _SHAPES_TEMPLATE if name in fields}
+
+
+def estimate(body: bytes) -> int:
+    """A guess at the tokens of a body's prompts, by their bytes."""
+    fields = _fields.decode(body)
+    if "messages" not in fields:
+        prompts = prompts_of(msgspec.json.decode(fields.get("prompt", b"null")))
+        return sum(
+            estimated_tokens(one.encode()) + 1 if isinstance(one, str) else len(one)
+            for one in prompts
+        )
+    messages = msgspec.json.decode(fields["messages"])
+    tools = bytes(fields.get("tools", b"null"))
+    return (
+        TOKENS_PER_CHAT
+        + sum(TOKENS_PER_MESSAGE + _message_tokens(message) for message in messages or ())
+        + (0 if tools == b"null" else estimated_tokens(tools))
+    )
+
+
+def prompts_of(given: Any) -> Iterator[str | Sequence[int]]:
+    """OpenAI's four forms of `prompt`: a text, texts, token ids, or lists of token ids."""
+    is_one = isinstance(given, str) or (given and isinstance(given[0], int))
+    yield from [given] if is_one else given or ()
+
+
+def _message_tokens(message: Any) -> int:
+    """All texts in a message, tool calls as well. Images are not counted: we serve text."""
+    return sum(estimated_tokens(text.encode()) for text in _texts(message))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, list):
+            todo.extend(one)
+        elif isinstance(one, dict):
+            todo.extend(field for name, field in one.items() if name not in _NOT_TEXT)
