@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from kvota.core.errors import ConfigError
+from kvota.gateway.settings import Fleet, GatewaySettings, read_fleet
 from kvota.node.memory import parse_size
 from kvota.node.options import (
     DeskOptions,
@@ -41,14 +42,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     desk: DeskOptions = DeskOptions()
     embeddings: EmbeddingOptions = EmbeddingOptions()
     server: ServerSettings = ServerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    fleet: Fleet = Fleet()  # [[backends]] and [[models]], which only a file can hold
 
 
+TABLES: Final = frozenset({"backends", "models"})
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "model": ModelSettings,
     "engine": EngineSettings,
     "desk": DeskOptions,
     "embeddings": EmbeddingOptions,
     "server": ServerSettings,
+    "gateway": GatewaySettings,
 }
 _SECTION_OF: Final = {
     field.name: section
@@ -88,20 +93,25 @@ def load(
 
     `flags` are values by setting name; None means the flag was not given.
     """
-    given = _from_file(file) if file is not None else {}
+    content = _read(file) if file is not None else {}
+    given = _from_file(file, content) if file is not None else {}
     given |= _from_environment(environment or {})
     given |= _from_flags(flags or {})
     settings: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, one in given.items():
         settings[_SECTION_OF[name]][name] = _converted(name, one)
     config = msgspec.convert(settings, Config)
+    tables = {name: rows for name, rows in content.items() if name in TABLES}
+    config = msgspec.structs.replace(config, fleet=read_fleet(tables, str(file)))
     _check(config, _Labels({name: one.label for name, one in given.items()}))
     return config
 
 
-def _from_file(file: Path) -> dict[str, _Given]:
+def _from_file(file: Path, content: Mapping[str, Any]) -> dict[str, _Given]:
     given: dict[str, _Given] = {}
-    for section, values in _read(file).items():
+    for section, values in content.items():
+        if section in TABLES:
+            continue
         if not isinstance(values, dict):
             raise ConfigError(_outside(file, section))
         if section not in SECTIONS:
@@ -147,7 +157,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         if name not in _SECTION_OF:
             variables = [ENVIRONMENT_PREFIX + known.upper() for known in _SECTION_OF]
             raise ConfigError(f"Unknown variable {variable}{_nearest(variable, variables)}")
-        given[name] = _Given(value.split(",") if name == "cors_origins" else value, variable)
+        given[name] = _Given(
+            value.split(",") if get_origin(_TYPE_OF[name]) is tuple else value, variable
+        )
     return given
 
 

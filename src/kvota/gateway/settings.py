@@ -1,0 +1,185 @@
+"""What a gateway can be told: `[gateway]`, and the tables `[[backends]]` and `[[models]]`.
+
+    [[backends]]                          [[models]]
+    name = "gpu-1"                        name = "chat"
+    url = "http://10.0.0.5:8000"          aliases = ["gpt-4o-mini"]
+    kind = "vllm"                         backends = ["gpu-1", "gpu-2"]
+                                          served_as = "Qwen/Qwen3-8B"
+                                          fallback = "small"
+
+Frozen, complete, and checked before anything starts. Times are seconds.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from kvota.core.errors import ConfigError
+from kvota.gateway.upstream.kinds import BackendKind
+
+OWN_NODE: Final = "node"  # the name of the backend that `kvota serve` starts
+AUTO: Final = "auto"  # the model name that means: whatever suits the task
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[gateway]`: keys, limits, filters, and how patient to be with backends."""
+
+    database: str | None = None  # URL of keys and usage; None: a file in the state directory
+    state_dir: str | None = None  # None: the user's
+    limits_store: str | None = None  # redis://…, shared by several gateways; None: memory
+    hide_models: bool = False  # a model that a key may not call is 404 instead of 403
+    metrics_need_key: bool = False  # an admin key, for /metrics
+    block_lists: tuple[str, ...] = ()  # of the content filter: names, or files
+    filter_plugins: tuple[str, ...] = ()
+    filter_input: bool = True
+    filter_output: bool = True
+    abuse_watch: bool = True
+    abuse_failures_max: int = 100  # of one key within a minute, before it is blocked
+    abuse_block_s: float = 60.0
+    journal: str | None = None  # a file to write one line for each request to
+    task_rules: str | None = None  # a file of rules for the model name `auto`; None: the shipped
+    classifier: str | None = None  # a plug-in that replaces the rules
+    attempts_max: int = 3  # of one request, over all backends
+    retry_budget: float = 0.1  # retries per request
+    probe_every_s: float = 2.0
+    output_tokens_assumed: int = 512  # of a request that sets no max_tokens, for prices and limits
+    num_gateways: int = 1  # in front of the same backends
+    rollback_failure_margin: float = 0.02
+    rollback_ttft_factor: float = 1.5
+    node_growth_max: str = "2GiB"  # memory beyond its bill, before the own node is restarted
+    node_silent_s: float = 20.0  # without an answer, before it is killed
+
+
+class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `[[backends]]`: an engine server somewhere."""
+
+    name: str
+    url: str = "http://node"  # with the path before /v1, if there is one
+    unix_socket: str | None = None
+    kind: BackendKind = BackendKind.OPENAI
+    api_key_env: str | None = None  # the variable that holds our key for it
+    verify_tls: bool = True
+    # Of the desk that the gateway keeps for it; kvota's own nodes keep their own.
+    kv_tokens: int | None = None  # until, or unless, it reports its own
+    kv_share: float = 1.0  # of what it reports, that this gateway may lend
+    max_running_requests: int = 64
+    max_waiting_queue: int = 256
+    max_model_len: int | None = None  # tokens; None: as it says
+    connections_max: int = 1024
+    first_byte_timeout_s: float = 120.0
+    idle_timeout_s: float = 60.0
+
+
+class VersionEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `[[models.versions]]`: the same model in another make."""
+
+    name: str
+    backends: tuple[str, ...]
+    served_as: str | None = None  # the name there; None: the model's
+    weight: float = 0.0
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `[[models]]`: what clients can ask for. Either `backends` or `versions`."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    served_as: str | None = None  # the name there; None: `name`
+    versions: tuple[VersionEntry, ...] = ()
+    fallback: str | None = None  # the model that answers when this one cannot
+    fallback_kv_usage: float | None = None  # KV in use on all backends: fall back, do not wait
+    fallback_waiting: int | None = None  # requests in line there: the same
+    tasks: tuple[str, ...] = ()  # for which `auto` means this model
+
+    def all_versions(self) -> tuple[VersionEntry, ...]:
+        """The versions; without any, the model itself as the only one."""
+        if self.versions:
+            return self.versions
+        only = VersionEntry(
+            name=self.name, backends=self.backends, served_as=self.served_as, weight=1.0
+        )
+        return (only,)
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """All backends and models of one gateway, checked against each other."""
+
+    backends: tuple[BackendEntry, ...] = ()
+    models: tuple[ModelEntry, ...] = ()
+
+
+def read_fleet(tables: Mapping[str, Any], source: str) -> Fleet:
+    """From the tables of a file. Raises ConfigError that names `source` and what is wrong."""
+    fleet = Fleet(
+        backends=_entries(tables.get("backends", []), BackendEntry, "backends", source),
+        models=_entries(tables.get("models", []), ModelEntry, "models", source),
+    )
+    return fleet
+
+
+def check_fleet(fleet: Fleet, *, has_own_node: bool) -> None:
+    """Raises ConfigError where backends and models do not fit together."""
+    backends = [one.name for one in fleet.backends] + [OWN_NODE] * has_own_node
+    _require_unique(backends, "backend")
+    names = [name for model in fleet.models for name in (model.name, *model.aliases)]
+    _require_unique(names, "model")
+    for model in fleet.models:
+        _check_model(model, backends)
+    for backend in fleet.backends:
+        if not 0 < backend.kv_share <= 1:
+            raise ConfigError(
+                f"backend {backend.name}: kv_share is {backend.kv_share}; it must be above 0 and "
+                "at most 1."
+            )
+
+
+def _check_model(model: ModelEntry, backends: Sequence[str]) -> None:
+    where = f"model {model.name}"
+    if model.name == AUTO or AUTO in model.aliases:
+        raise ConfigError(f"{where}: the name {AUTO} is taken; it means a model by task.")
+    if bool(model.backends) == bool(model.versions):
+        raise ConfigError(f"{where} needs either backends or versions.")
+    for version in model.all_versions():
+        if not version.backends:
+            raise ConfigError(f"{where}: version {version.name} has no backends.")
+        for name in version.backends:
+            if name not in backends:
+                near = nearest(name, backends)
+                raise ConfigError(f"{where}: there is no backend {name}{near}")
+
+
+def _require_unique(names: Sequence[str], kind: str) -> None:
+    for name in names:
+        if not name:
+            raise ConfigError(f"A {kind} has an empty name.")
+        if names.count(name) > 1:
+            raise ConfigError(f"Two {kind}s are called {name}.")
+
+
+def _entries(given: Any, kind: type[T], table: str, source: str) -> tuple[T, ...]:
+    if not isinstance(given, list):
+        raise ConfigError(f"{source}: write [[{table}]], with two brackets, for each of them.")
+    return tuple(_entry(one, kind, f"{source}: [[{table}]]") for one in given)
+
+
+def _entry(given: Any, kind: type[T], where: str) -> T:
+    if isinstance(given, dict):
+        where = f"{where} {given.get('name', '')}".rstrip()
+        for name in given:
+            if name not in kind.__struct_fields__:
+                near = nearest(name, kind.__struct_fields__)
+                raise ConfigError(f"{where}: unknown setting {name}{near}")
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}.") from error
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """How a sentence about an unknown name ends."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f": did you mean {close[0]}?" if close else "."
