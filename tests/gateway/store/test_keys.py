@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvota.core.request import Band
 from kvota.gateway.caller import KeyLimits
 from kvota.gateway.store.database import Database, open_database
-from kvota.gateway.store.keys import KEY_TABLES, KeyNotFound, KeyStore, NewKey, split_key
+from kvota.gateway.store.keys import KEY_TABLES, KeyNotFound, KeyStore, NewKey, id_of, split_key
 
 FULL = NewKey(
     tenant="team 甲",
@@ -79,7 +79,7 @@ def test_every_change_raises_the_version_and_reading_does_not(store: KeyStore) -
     store.all()
     assert store.version() == 1
     store.rotate(made.key_id, grace_s=1, now_unix=2.0)
-    store.set_limits(made.key_id, KeyLimits(concurrent_requests=1))
+    store.change_limits(made.key_id, {"concurrent_requests": 1})
     store.revoke(made.key_id, 3.0)
     assert store.version() == 4
 
@@ -119,25 +119,31 @@ def test_rotation_keeps_the_last_secret_for_its_grace_and_no_older_one(store: Ke
     assert twice.secret_hash not in (once.secret_hash, made.secret_hash)
 
 
-def test_limits_of_a_key_and_of_a_model_are_replaced_apart(store: KeyStore) -> None:
+def test_limits_of_a_key_and_of_a_model_are_changed_apart(store: KeyStore) -> None:
     made, _ = store.create(FULL, 1.0)
-    store.set_limits(made.key_id, KeyLimits(requests_per_minute=5))
-    store.set_limits(made.key_id, KeyLimits(tokens_per_minute=7), model="b")
+    store.change_limits(made.key_id, {"requests_per_minute": 5, "concurrent_requests": None})
+    store.change_limits(made.key_id, {"tokens_per_minute": 7}, model="b")
     caller = store.get(made.key_id).caller
-    assert caller.limits == KeyLimits(requests_per_minute=5)
+    assert caller.limits == KeyLimits(requests_per_minute=5, tokens_per_minute=1000)
     assert caller.model_limits == {
         "a": KeyLimits(tokens_per_minute=500),
         "b": KeyLimits(tokens_per_minute=7),
     }
-    store.set_limits(made.key_id, KeyLimits(), model="a")
-    assert set(store.get(made.key_id).caller.model_limits) == {"b"}
+    changed = store.change_limits(made.key_id, {"tokens_per_minute": None}, model="a")
+    assert store.get(made.key_id) == changed
+    assert set(changed.caller.model_limits) == {"b"}
+
+
+def test_the_id_is_taken_from_a_whole_key() -> None:
+    key = "kv-0123456789ab-" + "f" * 64
+    assert [id_of(text) for text in (key, key[:15], "x")] == [key[:15], key[:15], "x"]
 
 
 def test_an_unknown_id_is_named(store: KeyStore) -> None:
     for change in (
         lambda: store.revoke("kv-nobody", 1.0),
         lambda: store.rotate("kv-nobody", grace_s=1, now_unix=1.0),
-        lambda: store.set_limits("kv-nobody", KeyLimits()),
+        lambda: store.change_limits("kv-nobody", {"tokens_per_minute": 1}),
         lambda: store.get("kv-nobody"),
     ):
         with pytest.raises(KeyNotFound, match="kv-nobody"):

@@ -6,7 +6,7 @@ Everything here blocks, so a gateway calls it from a thread. Several processes m
 database at once: SQLite runs with a write-ahead log and waits for a lock instead of failing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -81,6 +81,16 @@ def open_database(url: str, *metadata: sa.MetaData) -> Database:
 
 def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
+
+
+def state_dir_of(environment: Mapping[str, str]) -> Path:
+    """Where keys and usage are kept if nothing is said: XDG_STATE_HOME, else ~/.local/state."""
+    base = Path(environment.get("XDG_STATE_HOME", ""))  # a relative one counts as unset
+    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "kvota"
+
+
+def default_url(environment: Mapping[str, str]) -> str:
+    return sqlite_url(state_dir_of(environment) / "kvota.db")
 
 
 @contextmanager

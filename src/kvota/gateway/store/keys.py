@@ -156,17 +156,20 @@ class KeyStore:
             )
         return f"{key_id}-{secret}"
 
-    def set_limits(self, key_id: str, limits: KeyLimits, *, model: str | None = None) -> KeyRecord:
-        """Replace the limits of a key, or of a key on one model."""
+    def change_limits(
+        self, key_id: str, changes: Mapping[str, int | None], *, model: str | None = None
+    ) -> KeyRecord:
+        """Change some limits of a key, or of a key on one model. Names are KeyLimits' fields."""
         with self._database.transaction() as connection:
             record = _locked(connection, key_id)
             caller = record.caller
             if model is None:
-                caller = replace(caller, limits=limits)
+                caller = replace(caller, limits=replace(caller.limits, **changes))
             else:
-                others = {name: set_ for name, set_ in caller.model_limits.items() if name != model}
-                added = {} if limits.is_unlimited else {model: limits}
-                caller = replace(caller, model_limits=others | added)
+                changed = replace(caller.model_limits.get(model, NO_LIMITS), **changes)
+                kept = {**caller.model_limits, model: changed}
+                limited = {name: set_ for name, set_ in kept.items() if not set_.is_unlimited}
+                caller = replace(caller, model_limits=limited)
             record = replace(record, caller=caller)
             self._save(connection, record)
         return record
@@ -208,6 +211,12 @@ def split_key(presented: bytes) -> tuple[str, bytes] | None:
     if not presented.isascii():
         return None
     return presented[:_ID_LENGTH].decode("ascii"), presented[_ID_LENGTH + 1 :]
+
+
+def id_of(text: str) -> str:
+    """The id in what somebody gives as one, who may have given the whole key."""
+    parts = split_key(text.encode())
+    return text if parts is None else parts[0]
 
 
 def hash_secret(secret: bytes) -> bytes:
