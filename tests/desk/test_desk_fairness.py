@@ -81,6 +81,21 @@ def test_batch_gets_its_floor_under_an_interactive_flood_and_no_more() -> None:
     assert share == pytest.approx(0.2, abs=0.03)
 
 
+def test_the_floor_counts_what_is_used_and_not_what_was_allowed() -> None:
+    """Batch clients leave max_tokens at a large default, and no output has ended by itself yet."""
+    world = new_world(batch_floor=0.2, preempt_after_s=10_000.0, admission="optimistic")
+    for number in range(300):
+        flood(world, "chat", 1, tenant="chat")
+        ticket = new_ticket(
+            f"batch {number}", prompt_tokens=PROMPT, max_tokens=CAPACITY - PROMPT,
+            arrived_s=world.now, tenant="batch", band=Band.BATCH,
+        )  # fmt: skip
+        world.arrive(ticket, OUTPUT)
+        world.step()
+    share = world.served["batch"] / sum(world.served.values())
+    assert share == pytest.approx(0.2, abs=0.03)
+
+
 def test_without_batch_waiting_interactive_gets_everything_and_the_reverse() -> None:
     world = new_world(batch_floor=0.2)
     for _ in range(50):

@@ -26,9 +26,9 @@ def first(turns: BandTurns) -> Band:
 def test_interactive_is_first_until_batch_is_owed_its_floor() -> None:
     turns = BandTurns(0.1)
     assert first(turns) is Band.INTERACTIVE
-    turns.grant(Band.INTERACTIVE, 90.0, is_batch_waiting=True)
+    turns.serve(Band.INTERACTIVE, 90.0, is_batch_waiting=True, was_owed=False)
     assert first(turns) is Band.BATCH
-    turns.grant(Band.BATCH, 10.0, is_batch_waiting=True)
+    turns.serve(Band.BATCH, 10.0, is_batch_waiting=True, was_owed=True)
     assert first(turns) is Band.INTERACTIVE
 
 
@@ -38,30 +38,30 @@ def test_batch_has_a_tenth_of_all_service_while_both_wait() -> None:
     for _ in range(1_000):
         band = first(turns)
         served[band] += 7.0
-        turns.grant(band, 7.0, is_batch_waiting=True)
+        turns.serve(band, 7.0, is_batch_waiting=True, was_owed=turns.is_owed(band))
         assert served[Band.BATCH] >= 0.1 * sum(served.values()) - 7.0
     assert abs(served[Band.BATCH] - 700) <= 7.0
 
 
 def test_room_that_nobody_else_could_use_is_not_held_against_batch() -> None:
     turns = BandTurns(0.1)
-    turns.grant(Band.BATCH, 1_000_000.0, is_batch_waiting=True)
-    turns.grant(Band.INTERACTIVE, 90.0, is_batch_waiting=True)
+    turns.serve(Band.BATCH, 1e6, is_batch_waiting=True, was_owed=turns.is_owed(Band.BATCH))
+    turns.serve(Band.INTERACTIVE, 90.0, is_batch_waiting=True, was_owed=False)
     assert first(turns) is Band.BATCH
 
 
 def test_what_batch_was_owed_is_forgotten_when_it_does_not_wait() -> None:
     turns = BandTurns(0.1)
-    turns.grant(Band.INTERACTIVE, 90.0, is_batch_waiting=True)
+    turns.serve(Band.INTERACTIVE, 90.0, is_batch_waiting=True, was_owed=False)
     turns.forget()
     assert first(turns) is Band.INTERACTIVE
-    turns.grant(Band.INTERACTIVE, 90.0, is_batch_waiting=False)
+    turns.serve(Band.INTERACTIVE, 90.0, is_batch_waiting=False, was_owed=False)
     assert first(turns) is Band.INTERACTIVE
 
 
 def test_without_a_floor_batch_is_never_first() -> None:
     turns = BandTurns(0.0)
-    turns.grant(Band.INTERACTIVE, 1e9, is_batch_waiting=True)
+    turns.serve(Band.INTERACTIVE, 1e9, is_batch_waiting=True, was_owed=False)
     assert first(turns) is Band.INTERACTIVE
 
 

@@ -310,6 +310,7 @@ class Desk:
     def _grant(self, entry: Entry, now: float) -> Lease:
         is_resumed = entry.is_paused
         is_batch_waiting = self._line.has_in(Band.BATCH)
+        entry.was_owed |= self._bands.is_owed(entry.band)
         self._line.remove(entry)
         entry.move(Stage.GRANTED)
         entry.granted_s = now
@@ -319,8 +320,7 @@ class Desk:
             self._tally.resumed += 1
         else:
             self._tally.granted += 1
-            self._bands.grant(entry.band, entry.service, is_batch_waiting=is_batch_waiting)
-            self._counters.charge(entry.tenant, W_IN * entry.uncached_tokens)
+            self._charge(entry, W_IN * entry.uncached_tokens, is_batch_waiting=is_batch_waiting)
             self._borrow(entry)
             self._lessons.waited(entry, now)
             self._lessons.place_freed(entry, now)
@@ -334,9 +334,16 @@ class Desk:
 
     # --- running ------------------------------------------------------------------------------
 
+    def _charge(self, entry: Entry, service: float, *, is_batch_waiting: bool) -> None:
+        """Its tenant and its band have had so much more, in weighted tokens."""
+        self._counters.charge(entry.tenant, service)
+        self._bands.serve(
+            entry.band, service, is_batch_waiting=is_batch_waiting, was_owed=entry.was_owed
+        )
+
     def _advance(self, entry: Entry, choice: int, added: int, now: float) -> None:
         entry.produced[choice] += added
-        self._counters.charge(entry.tenant, W_OUT * added)
+        self._charge(entry, W_OUT * added, is_batch_waiting=self._line.has_in(Band.BATCH))
         self._pausing.budget.computed(added)
         if entry.stage is Stage.GRANTED:
             entry.move(Stage.RUNNING)

@@ -5,7 +5,7 @@ from math import inf
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
-from kvota.desk.fairness import W_IN, W_OUT, Rank
+from kvota.desk.fairness import Rank
 from kvota.desk.forecast import Forecast
 from kvota.desk.ledger import Claim, Ledger
 from kvota.desk.settings import DeskSettings
@@ -38,6 +38,7 @@ class Entry:
     has_token: bool = False
     has_waited: bool = False  # it was not granted when it arrived
     num_pauses: int = 0
+    was_owed: bool = False  # granted on the floor of its band
     yields_to: int = 0  # paused for those that arrived up to this one,
     lends_tokens: float = 0.0  # until they have taken so much of the room that it left
     reads_tokens: int | None = None  # while it is read, until its first token since the grant
@@ -87,11 +88,6 @@ class Entry:
     def unread_tokens(self) -> int:
         """What the engine has to compute of it before its next token, were it granted now."""
         return self.uncached_tokens + sum(self.produced)
-
-    @property
-    def service(self) -> float:
-        """What it is expected to be charged in all, in weighted tokens."""
-        return W_IN * self.uncached_tokens + W_OUT * self.expected_tokens * self.size
 
     @property
     def footprint(self) -> float:

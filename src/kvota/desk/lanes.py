@@ -5,8 +5,8 @@
     batch         short  …
 
 interactive comes before batch, but for the floor: while batch waits it is owed `batch_floor` of
-all service that is granted. When it is owed anything, it goes first. What it was owed is forgotten
-when nothing of it waits any more.
+all service that is given: prompts as they are granted, outputs as they are produced. When it is
+owed anything, it goes first. What it was owed is forgotten when nothing of it waits any more.
 
 A paused ticket is in front of its lane and does not count against the bound of the line: it was
 let in once.
@@ -61,13 +61,20 @@ class BandTurns:
         """Nothing of batch waits: it is owed nothing."""
         self._owed = 0.0
 
-    def grant(self, band: Band, service: float, *, is_batch_waiting: bool) -> None:
-        """`service` (weighted tokens, as expected) goes to a ticket of `band`."""
+    def is_owed(self, band: Band) -> bool:
+        """Whether a grant to `band` now is one that it is owed: all that it uses counts for it.
+
+        Otherwise nobody else could use the room, and what it does there costs batch nothing.
+        """
+        return band is Band.BATCH and self._owed > 0
+
+    def serve(self, band: Band, service: float, *, is_batch_waiting: bool, was_owed: bool) -> None:
+        """A ticket of `band` has used `service` (weighted tokens); `was_owed` at its grant."""
         if not is_batch_waiting:
             self._owed = 0.0
         elif band is Band.INTERACTIVE:
             self._owed += service * self._owed_per_token
-        elif self._owed > 0:  # else nobody else could use the room, and it costs batch nothing
+        elif was_owed:
             self._owed -= service
 
 
