@@ -20,9 +20,10 @@ _READ_MAX: Final = 2_000  # characters from the beginning of a text, and as many
 _STARTS_MAX: Final = 32  # places from which an order is tried
 _LONG_TEXT: Final = 1_500  # characters; from here on a text carries material to work on
 _NUM_CODE_LINES: Final = 3
-_NUM_NUMBERS: Final = 4
+_NUM_NUMBERS: Final = 2
 # Neither can match in two ways at one place, so both are linear.
 _WORDS: Final = re.compile(r"[a-z0-9_+#]+|[^\x00-\x7f]+")
+_CAPITALS: Final = re.compile(r"[A-Z]+")
 _NUMBERS: Final = re.compile(r"[0-9]+")
 _OPERATIONS: Final = re.compile(r"[0-9a-z)] ?[=^*+×÷²] ?[0-9a-z(√]| [0-9]+ [-/] [0-9]+ ")
 
@@ -32,11 +33,14 @@ class Shape(StrEnum):
 
     CODE_FENCE = "code_fence"
     CODE_LINES = "code_lines"  # three lines or more that look like program text
+    CODE_PIECES = "code_pieces"  # what only program text has, also within a sentence
     TRACEBACK = "traceback"
     SQL_STATEMENT = "sql_statement"
+    SQL_KEYWORDS = "sql_keywords"  # two or more, in capitals
     LONG_TEXT = "long_text"
     FORMULA = "formula"  # an operator between numbers or single letters, or LaTeX
-    MANY_NUMBERS = "many_numbers"
+    PERCENT = "percent"  # "15% of"
+    SOME_NUMBERS = "some_numbers"  # two or more
 
 
 def sign_text(sign: str) -> str:
@@ -111,6 +115,11 @@ _TRACES: Final = (
     "NullPointerException", "ValueError", "IndexError", "KeyError", "is not defined",
     "ModuleNotFoundError", "AttributeError", "ImportError", "core dumped", "exit code 1",
 )  # fmt: skip
+_CODE_PIECES: Final = (
+    "=> ", "()", "();", " != ", " == ", " && ", " || ", "::", " += ", "def ", "console.log",
+    "System.out", "</", "/>", "#include", ".py", ".js", "import {", "self.", "__init__", "[0]",
+    "${", "npm ", "pip install", "sudo ", "git ", "docker ", "kubectl ", "null", "lambda x",
+)  # fmt: skip
 _LATEX: Final = ("\\frac", "\\int", "\\sum", "\\sqrt", "\\lim", "$$", "\\begin{")
 _SQL_STARTS: Final = (
     "INSERT INTO ", "DELETE FROM ", "CREATE TABLE ", "ALTER TABLE ", "DROP TABLE ",
@@ -119,6 +128,15 @@ _SQL_STARTS: Final = (
 # English sentences also begin with "select … from"; statements have one of these too.
 _SQL_PARTS: Final = (
     "select *", " where ", " group by ", " order by ", " join ", " limit ", "count(", "sum(", ";",
+)  # fmt: skip
+
+
+_SQL_KEYWORDS: Final = frozenset(
+    {
+        "SELECT", "FROM", "WHERE", "HAVING", "JOIN", "UNION", "DISTINCT", "GROUP", "ORDER",
+        "LIMIT", "INSERT", "UPDATE", "DELETE", "NULL", "INDEX", "VARCHAR", "PARTITION", "OVER",
+        "EXISTS", "VIEW", "TRUNCATE",
+    }
 )  # fmt: skip
 
 
@@ -133,6 +151,10 @@ def _has_fence(text: str) -> bool:
 def _has_code_lines(text: str) -> bool:
     looks = (line.endswith(_CODE_ENDS) or line.startswith(_CODE_STARTS) for line in _lines(text))
     return sum(looks) >= _NUM_CODE_LINES
+
+
+def _has_code_pieces(text: str) -> bool:
+    return any(piece in text for piece in _CODE_PIECES)
 
 
 def _has_trace(text: str) -> bool:
@@ -154,11 +176,19 @@ def _has_sql(text: str) -> bool:
     )
 
 
+def _has_sql_keywords(text: str) -> bool:
+    return len(_SQL_KEYWORDS.intersection(_CAPITALS.findall(text))) >= 2
+
+
 def _has_formula(text: str) -> bool:
     return any(sign in text for sign in _LATEX) or _OPERATIONS.search(text.lower()) is not None
 
 
-def _has_many_numbers(text: str) -> bool:
+def _has_percent(text: str) -> bool:
+    return "% of " in text or "%的" in text
+
+
+def _has_some_numbers(text: str) -> bool:
     return sum(1 for _ in _NUMBERS.finditer(text)) >= _NUM_NUMBERS
 
 
@@ -166,9 +196,12 @@ _SHAPES: Final[Mapping[Shape, Callable[[str], bool]]] = MappingProxyType(
     {
         Shape.CODE_FENCE: _has_fence,
         Shape.CODE_LINES: _has_code_lines,
+        Shape.CODE_PIECES: _has_code_pieces,
         Shape.TRACEBACK: _has_trace,
         Shape.SQL_STATEMENT: _has_sql,
+        Shape.SQL_KEYWORDS: _has_sql_keywords,
         Shape.FORMULA: _has_formula,
-        Shape.MANY_NUMBERS: _has_many_numbers,
+        Shape.PERCENT: _has_percent,
+        Shape.SOME_NUMBERS: _has_some_numbers,
     }
 )
