@@ -96,7 +96,7 @@ def test_the_list_shows_everything_but_the_secrets(store: KeyStore) -> None:
     result = run("keys", "list")
     assert result.exit_code == 0
     first, second = result.stdout.splitlines()[1:]
-    assert [text in first for text in (keys[0][:15], "m[b]", "5 requests/min", "good until")] == [
+    assert [text in first for text in (keys[0][:15], "m[b]", "5 req/min", "good until")] == [
         True
     ] * 4
     assert [text in second for text in ("revoked 2", "m: 7 tokens/min", "admin")] == [True] * 3
@@ -155,7 +155,7 @@ def test_limits_change_only_where_they_are_given(store: KeyStore) -> None:
         (("create", "--tenant", "a", "--expires", "soon"), "is no time span"),
         (("create", "--tenant", " "), "1 to 200 printable"),
         (("create", "--tenant", "a\nb"), "1 to 200 printable"),
-        (("create", "--tenant", "a", "--requests-per-minute", "0"), "not in the range"),
+        (("create", "--tenant", "a", "--requests-per-minute", "0"), "greater than or equal to 1"),
         (("create", "--tenant", "a", "--weight", "0"), "0.001"),
         (("create",), "--tenant"),
         (("limits", "k", "--tokens-per-minute", "0"), "a number from 1, or none"),

@@ -335,7 +335,7 @@ def _limits_text(record: KeyRecord) -> str:
 
 
 def _short(known: KeyLimits) -> str:
-    units = ("requests/min", "tokens/min", "at once")
+    units = ("req/min", "tokens/min", "at once")
     pairs = zip(_numbers(known), units, strict=True)
     return ", ".join(f"{number} {unit}" for number, unit in pairs if number is not None)
 
@@ -378,7 +378,8 @@ def _when(unix_s: float) -> str:
 def _table(titles: Sequence[str]) -> Table:
     table = Table(box=None)
     for title in titles:
-        table.add_column(title)
+        no_wrap = title in ("id", "key")  # to be copied
+        table.add_column(title, no_wrap=no_wrap, overflow="fold")
     return table
 
 
