@@ -36,7 +36,8 @@ class Comeback:
                 "The server is shutting down and takes no new requests.",
                 retry_after_s=self._drain_left_s() + self._load_s,
             )
-        return self.restart(f"The engine is {state.value}.")
+        is_starting = state is RunnerState.STARTING
+        return self.restart("The engine is starting." if is_starting else "The engine has ended.")
 
     def restart(self, message: str) -> Refused:
         """What to tell whoever brings work to an engine that has to be started anew."""
