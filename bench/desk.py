@@ -1,6 +1,6 @@
 """The desk against other ways to admit, on real traffic, in simulation: `make bench-desk`.
 
-python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--workers N]
+python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--seed N]
 python -m bench.desk [live-overload] [live-isolation] [live-refusals] [live-aborts] [--scale S]
 
 Everything but the model is real: engine, scheduler, KV cache, desk. Tables are Markdown. Each
@@ -17,11 +17,20 @@ from itertools import groupby, product
 
 from bench import desk_fairness, desk_live, desk_overload, desk_policies
 from bench.desk_decision import DECISION_US_MAX, decision_us
-from bench.desk_policies import COSTS, OURS, Row, Workload
+from bench.desk_policies import (
+    COSTS,
+    LOADS,
+    OURS,
+    SATURATED,
+    WORKLOADS,
+    Capacities,
+    Job,
+    Workload,
+)
+from bench.desk_rows import RETURNS_MAX, Returns, Row, returns, row
 
 GOODPUT_OVER_RESERVE = {"conversation": 1.35, "reasoning": 2.5}
-REQUESTS = {"conversation": 1_600, "reasoning": 800}
-SATURATED = 1.5
+KV_BOUND_GAIN = 1.15  # twice the memory serves at least so many times as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class Bench:
     pool: ProcessPoolExecutor
     scale: float  # of the number of requests in each run
     loads: Sequence[float]  # of capacity
+    seed: int  # which stretch of the recorded traffic
 
 
 def target(is_met: bool, text: str) -> None:
@@ -36,58 +46,69 @@ def target(is_met: bool, text: str) -> None:
 
 
 def policies(bench: Bench) -> None:
-    for workload in desk_policies.WORKLOADS.values():
-        _compare(bench, workload)
+    for workload in WORKLOADS.values():
+        capacities = _capacities(bench, workload)
+        _compare(bench, workload, capacities)
+        _come_back(bench, workload, capacities)
 
 
-def _compare(bench: Bench, workload: Workload) -> None:
-    keys = list(product(workload.kv_tokens, COSTS))
-    found = bench.pool.map(partial(_capacity, workload), keys)
-    capacities = dict(zip(keys, found, strict=True))
-    num_requests = int(bench.scale * REQUESTS[workload.name])
+def _capacities(bench: Bench, workload: Workload) -> dict[tuple[int, str], float]:
+    """Requests per second by tokens of KV and cost; also with twice the most of them."""
+    sizes = (*workload.kv_tokens, 2 * workload.kv_tokens[-1])
+    keys = list(product(sizes, COSTS))
+    found = bench.pool.map(partial(_capacity, workload, bench.seed), keys)
+    return dict(zip(keys, found, strict=True))
+
+
+def _capacity(workload: Workload, seed: int, key: tuple[int, str]) -> float:
+    return desk_policies.capacity_rps(workload, *key, seed)
+
+
+def _compare(bench: Bench, workload: Workload, capacities: Capacities) -> None:
+    num_requests = int(bench.scale * workload.num_requests)
     rows: list[Row] = []
-    jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads)
+    jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads, bench.seed)
     print(f"\n## {workload.name}\n\nGood: TTFT ≤ {workload.targets.ttft_s:g} s and TPOT ≤ "
-          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run, the first quarter of "
-          "the time not judged.")  # fmt: skip
-    for key, group in groupby(bench.pool.map(desk_policies.run, jobs), key=_table_of):
+          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run, from number "
+          f"{(bench.seed - 1) * num_requests} of the judged ones; the first quarter of the time "
+          f"not judged. Lengths divided by {workload.length}.")  # fmt: skip
+    for key, group in groupby(bench.pool.map(row, jobs), key=_table_of):
         kv_tokens, cost, load = key
-        capacity = capacities[kv_tokens, cost]
+        capacity, gain = capacities[kv_tokens, cost], _gain(capacities, kv_tokens, cost)
         print(f"\n{kv_tokens:,} tokens of KV, {cost} recomputation, {load:g} × capacity "
-              f"({capacity:.2f} requests/s)\n\n{desk_policies.HEADER}")  # fmt: skip
-        for row in group:
-            print(row.line(), flush=True)
-            rows.append(row)
+              f"({capacity:.2f} requests/s; with twice the KV {gain:.2f} × that)\n\n"
+              f"{Row.HEADER}")  # fmt: skip
+        for one in group:
+            print(one.line(), flush=True)
+            rows.append(one)
     print()
-    _judge_policies(workload, rows)
+    _judge_policies(workload, rows, capacities)
 
 
-def _capacity(workload: Workload, key: tuple[int, str]) -> float:
-    return desk_policies.capacity_rps(workload, *key)
+def _table_of(one: Row) -> tuple[int, str, float]:
+    return one.job.kv_tokens, one.job.cost, one.job.load
 
 
-def _table_of(row: Row) -> tuple[int, str, float]:
-    return row.job.kv_tokens, row.job.cost, row.job.load
+def _gain(capacities: Capacities, kv_tokens: int, cost: str) -> float:
+    return capacities[2 * kv_tokens, cost] / capacities[kv_tokens, cost]
 
 
-def _judge_policies(workload: Workload, rows: Iterable[Row]) -> None:
-    """Saturated and KV-bound: at 1.5 × capacity, all but the ample KV."""
-    kept = [row for row in rows if row.job.load == SATURATED]
-    if not kept:
-        return
-    for kv_tokens, cost in product(workload.kv_tokens[:-1], COSTS):
-        found = {
-            row.job.policy: row
-            for row in kept
-            if (row.job.kv_tokens, row.job.cost) == (kv_tokens, cost)
-        }
-        _judge_saturated(workload, f"{kv_tokens:,} tokens, {cost}", found, cost)
+def _judge_policies(workload: Workload, rows: Iterable[Row], capacities: Capacities) -> None:
+    """Saturated and KV-bound: at the highest load, where more memory would serve more."""
+    kept = [one for one in rows if one.job.load == SATURATED]
+    for key, group in groupby(kept, key=_table_of):
+        kv_tokens, cost, _ = key
+        gain, where = _gain(capacities, kv_tokens, cost), f"{kv_tokens:,} tokens, {cost}"
+        if gain < KV_BOUND_GAIN:
+            print(f"- not judged: {where}: not KV-bound, twice the KV gives {gain:.2f} ×")
+            continue
+        _judge_saturated(workload, where, {one.job.policy: one for one in group}, cost)
 
 
 def _judge_saturated(workload: Workload, where: str, found: dict[str, Row], cost: str) -> None:
     ours, reserve = found[OURS], found["reserve"]
-    others = [row for name, row in found.items() if not name.startswith("forecast")]
-    best = max(others, key=lambda row: row.goodput_rps)
+    others = [one for name, one in found.items() if not name.startswith("forecast")]
+    best = max(others, key=lambda one: one.goodput_rps)
     wanted = GOODPUT_OVER_RESERVE[workload.name]
     ratio = ours.goodput_rps / reserve.goodput_rps if reserve.goodput_rps else float("inf")
     target(ratio >= wanted, f"{where}: goodput {ratio:.2f} × reserve (at least {wanted})")
@@ -100,6 +121,23 @@ def _judge_saturated(workload: Workload, where: str, found: dict[str, Row], cost
     target(ours.preempted <= 0.015, f"{where}: {ours.preempted:.2%} preempted (at most 1.5 %)")
     if workload.name == "conversation":
         target(ours.kv_used >= 0.9, f"{where}: {ours.kv_used:.0%} of KV used (at least 90 %)")
+
+
+def _come_back(bench: Bench, workload: Workload, capacities: Capacities) -> None:
+    """Tight KV, saturated, and every refused client obeys Retry-After."""
+    kv_tokens = workload.kv_tokens[0]
+    jobs = [
+        Job(
+            workload=workload.name, policy=OURS, kv_tokens=kv_tokens, load=SATURATED, cost=cost,
+            num_requests=int(bench.scale * workload.num_requests),
+            capacity_rps=capacities[kv_tokens, cost], seed=bench.seed, returns_max=RETURNS_MAX,
+        )
+        for cost in COSTS
+    ]  # fmt: skip
+    print(f"\nClients who come back after Retry-After, up to {RETURNS_MAX} times; {OURS}, "
+          f"{SATURATED} × capacity\n\n{Returns.HEADER}")  # fmt: skip
+    for one in bench.pool.map(returns, jobs):
+        print(one.line(), flush=True)
 
 
 def overload(bench: Bench) -> None:
@@ -156,14 +194,15 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the requests in each run")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, SATURATED])
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--seed", type=int, default=1, help="which stretch of the traffic")
     asked = parser.parse_args()
     unknown = set(asked.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no such section: {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
     with ProcessPoolExecutor(asked.workers) as pool:
         for name in asked.sections or SECTIONS:
-            SECTIONS[name](Bench(pool, asked.scale, asked.loads))
+            SECTIONS[name](Bench(pool, asked.scale, sorted(asked.loads), asked.seed))
 
 
 if __name__ == "__main__":

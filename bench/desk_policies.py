@@ -1,15 +1,20 @@
-"""Ways to admit, compared: goodput, preemption, KV used, and how honest the waits were.
+"""Ways to admit, compared on real traffic: workloads, policies, and one run of one of each.
 
 Two workloads: Azure conversation, and a mix of reasoning clients (ServeGen). The output-length
-histories are the end of the first 60 % of each; what is judged begins after it. Loads are multiples
-of the capacity that the closed system has with `forecast z = 2`: everybody waits, nobody times out.
+histories are what came before; what is judged begins after the first 60 % of each. Loads are
+multiples of the capacity that the closed system has with `forecast z = 2`: everybody waits, nobody
+times out.
 
-Recomputation is cheap where prompts are read at 20,000 tokens per second, dear at 5,000.
+Lengths are divided so that a run takes seconds: with `length` 8, a simulated token stands for 8, a
+block for as many tokens as ever, and a step of the simulation for 8 steps. So memory, time and
+speeds stay what they are, and only become coarser.
+
+Recomputation is cheap where prompts are read at 20,000 tokens per second and what a preempted
+request had computed is found in the prefix cache, unless others have needed the memory; it is dear
+at 5,000 tokens per second and without such a cache.
 """
 
-import statistics
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,10 +36,20 @@ TRACES = Path(__file__).parent / "traces"
 BLOCK_SIZE = 16
 HISTORY = 3_000  # finished outputs that the desk has seen before it is judged
 RUNNING_MAX = 256
+WAITING_MAX = 256
+STEP_TOKENS = 512
 WARM_UP_SHARE = 0.25  # of the judged arrivals' time: the pool fills
-CHEAP = StepCost(base=0.020, per_decode=1e-4, per_prefill_token=1 / 20_000)
-DEAR = replace(CHEAP, per_prefill_token=1 / 5_000)
-COSTS = {"cheap": CHEAP, "dear": DEAR}
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputing:
+    """What reading a prompt, for the first time or again, costs."""
+
+    tokens_per_s: float
+    prefix_cache: bool
+
+
+COSTS = {"cheap": Recomputing(20_000, True), "dear": Recomputing(5_000, False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +58,10 @@ class Workload:
     targets: Targets
     queue_timeout_s: float
     request_timeout_s: float
-    kv_tokens: Sequence[int]  # tight … ample
+    kv_tokens: Sequence[int]  # tight … ample, each twice the one before
+    num_requests: int  # of a run
     num_backlog: int  # requests that the capacity is measured with
+    length: int  # what lengths are divided by
 
 
 CONVERSATION = Workload(
@@ -53,15 +70,19 @@ CONVERSATION = Workload(
     queue_timeout_s=30.0,
     request_timeout_s=120.0,
     kv_tokens=(20_000, 40_000, 80_000),
+    num_requests=2_000,
     num_backlog=800,
+    length=2,
 )
 REASONING = Workload(
     name="reasoning",
     targets=Targets(ttft_s=30.0, tpot_s=0.1),
     queue_timeout_s=60.0,
     request_timeout_s=900.0,
-    kv_tokens=(50_000, 100_000, 200_000),
-    num_backlog=400,
+    kv_tokens=(100_000, 200_000, 400_000),
+    num_requests=2_000,
+    num_backlog=1_000,
+    length=8,
 )
 WORKLOADS = {one.name: one for one in (CONVERSATION, REASONING)}
 
@@ -69,7 +90,6 @@ POLICIES: dict[str, dict[str, object]] = {
     "reserve": {"admission": Admission.RESERVE},
     "optimistic": {"admission": Admission.OPTIMISTIC},
     "quantile 0.6": {"admission": Admission.QUANTILE, "quantile": 0.6},
-    "quantile 0.9": {"admission": Admission.QUANTILE, "quantile": 0.9},
     "running length": {"admission": Admission.RUNNING_LENGTH},
     "forecast z=1": {"admission": Admission.FORECAST, "risk": 1.0},
     "forecast z=2": {"admission": Admission.FORECAST, "risk": 2.0},
@@ -78,9 +98,13 @@ POLICIES: dict[str, dict[str, object]] = {
 OURS = "forecast z=2"
 
 
-@dataclass(frozen=True, slots=True)
+LOADS = (0.8, 1.0, 1.5)  # of capacity
+SATURATED = LOADS[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: everything that a row of the table is determined by."""
+    """One run: everything that its result is determined by."""
 
     workload: str
     policy: str
@@ -89,59 +113,37 @@ class Job:
     cost: str
     num_requests: int
     capacity_rps: float
+    seed: int = 1  # which stretch of the judged traffic
+    returns_max: int = 0  # how often a refused client comes back
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    job: Job
-    goodput_rps: float
-    completed_rps: float
-    preempted: float
-    recomputed_per_request: float
-    kv_used: float
-    eta_error: float | None  # median |told − true| / true of those told
-    retry_error_s: float | None  # median |told − time until a newcomer was let in|
-
-    def line(self) -> str:
-        return (
-            f"| {self.job.policy} | {self.goodput_rps:.2f} | {self.completed_rps:.2f} "
-            f"| {self.preempted:.2%} | {self.recomputed_per_request:.0f} | {self.kv_used:.0%} "
-            f"| {_or_dash(self.eta_error, '.0%')} | {_or_dash(self.retry_error_s, '.1f')} |"
-        )
+Capacities = Mapping[tuple[int, str], float]  # by tokens of KV and cost
 
 
-HEADER = (
-    "| admission | goodput/s | completed/s | preempted | recomputed tokens per request | KV used "
-    "| ETA error | Retry-After error, s |\n|---|---|---|---|---|---|---|---|"
-)
-
-
-def eta_error(result: WorldResult) -> float | None:
-    """Median error of the wait that was told on joining the line, relative to the true one."""
-    waits = [
-        (error, record.granted_at_s - record.arrival.at_s)
-        for record in result.records
-        if record.granted_at_s is not None and (error := record.eta_error_s) is not None
-    ]
-    errors = [abs(error) / true_s for error, true_s in waits if true_s > 0.5]
-    return statistics.median(errors) if errors else None
-
-
-def retry_error_s(result: WorldResult) -> float | None:
-    """Median distance of Retry-After from the first later moment at which somebody was let in."""
-    let_in = [one.arrival.at_s for one in result.records if one.refusal is None]
-    errors = []
-    for record in result.records:
-        if record.retry_after_s is not None:
-            place = bisect_right(let_in, record.arrival.at_s)
-            if place < len(let_in):
-                errors.append(abs(record.retry_after_s - (let_in[place] - record.arrival.at_s)))
-    return statistics.median(errors) if errors else None
+def jobs(
+    workload: Workload, num_requests: int, capacities: Capacities, loads: Sequence[float], seed: int
+) -> Iterator[Job]:
+    """Every policy at every load and cost; with ample KV, where all are alike, at the highest."""
+    for kv_tokens in workload.kv_tokens:
+        is_ample = kv_tokens == workload.kv_tokens[-1]
+        for cost in COSTS:
+            for load in loads[-1:] if is_ample else loads:
+                for policy in POLICIES:
+                    yield Job(
+                        workload=workload.name,
+                        policy=policy,
+                        kv_tokens=kv_tokens,
+                        load=load,
+                        cost=cost,
+                        num_requests=num_requests,
+                        capacity_rps=capacities[kv_tokens, cost],
+                        seed=seed,
+                    )
 
 
 @cache
 def traffic(name: str) -> tuple[list[Arrival], list[Arrival]]:
-    """(the end of what is learned from, what is judged) of a workload, at its own rate."""
+    """(what is learned from, what is judged) of a workload, at its own rate."""
     if name == CONVERSATION.name:
         arrivals = list(read_azure(TRACES / "azure_conv_2023.csv.gz", max_tokens=1024))
     else:
@@ -150,97 +152,105 @@ def traffic(name: str) -> tuple[list[Arrival], list[Arrival]]:
             clients, Random(1), start_s=50_400, end_s=57_600, max_tokens=8192
         )
         arrivals = [one for one in arrivals if one.prompt_tokens <= 20_000]
-    known, judged = split(arrivals, 0.6)
-    return known[-HISTORY:], judged
+    return split(arrivals, 0.6)
 
 
-def capacity_rps(workload: Workload, kv_tokens: int, cost: str) -> float:
-    """Completions per second of the closed system, in the middle of a backlog."""
-    known, judged = traffic(workload.name)
-    backlog = [replace(one, at_s=0.0) for one in judged[: workload.num_backlog]]
-    desk = _desk(workload, OURS, len(backlog), patient=True)
-    world = _world(workload, kv_tokens, cost, warm_up_s=0.0)
-    endless = replace(world, queue_timeout_s=None, request_timeout_s=None)
-    result = World(backlog, endless, seed=1, door=desk_door(desk, known)).run()
-    ends = sorted(record.ended_at_s or 0.0 for record in result.records)
-    first, last = int(0.2 * len(ends)), int(0.7 * len(ends))
-    return (last - first) / (ends[last] - ends[first])
+def stretch(name: str, num_requests: int, seed: int) -> tuple[list[Arrival], list[Arrival]]:
+    """(the last that ended before, `num_requests` of what is judged), another for each seed."""
+    known, judged = traffic(name)
+    start = (seed - 1) * num_requests
+    chosen = judged[start : start + num_requests]
+    if len(chosen) < num_requests:
+        raise ValueError(f"{name} has {len(judged)} judged requests, not {seed} × {num_requests}")
+    begin_s = chosen[0].at_s
+    chosen = [replace(one, at_s=one.at_s - begin_s) for one in chosen]
+    return (known + judged[:start])[-HISTORY:], chosen
 
 
-def run(job: Job) -> Row:
+def capacity_rps(workload: Workload, kv_tokens: int, cost: str, seed: int = 1) -> float:
+    """Requests per second of the closed system: a backlog, until its line is empty.
+
+    All of the mix has been let in by then, in whatever order; of what still runs, half is done.
+    """
+    known, backlog = stretch(workload.name, workload.num_backlog, seed)
+    scaling = Scaling(length=workload.length)
+    arrivals = [replace(one, at_s=0.0) for one in scaling.apply(backlog)]
+    world = replace(_world(workload, kv_tokens, cost), queue_timeout_s=None, request_timeout_s=None)
+    door = desk_door(_patient(_desk(workload, OURS), len(arrivals)), scaling.apply(known))
+    records = World(arrivals, world, seed=1, door=door).run().records
+    empty_s = max(record.granted_at_s or 0.0 for record in records)
+    num_ended = sum(record.ended_at_s is not None and record.ended_at_s <= empty_s
+                    for record in records)  # fmt: skip
+    return (num_ended + len(records)) / 2 / empty_s
+
+
+def run(job: Job) -> WorldResult:
     workload = WORKLOADS[job.workload]
-    known, judged = traffic(job.workload)
-    chosen = judged[: job.num_requests]
+    known, chosen = stretch(job.workload, job.num_requests, job.seed)
     natural_rps = len(chosen) / chosen[-1].at_s
-    scaling = Scaling(time=natural_rps / (job.load * job.capacity_rps))
+    scaling = Scaling(time=natural_rps / (job.load * job.capacity_rps), length=workload.length)
     arrivals = list(scaling.apply(chosen))
-    world = _world(workload, job.kv_tokens, job.cost, WARM_UP_SHARE * arrivals[-1].at_s)
-    door = desk_door(_desk(workload, job.policy, 256), known)
-    result = World(arrivals, replace(world, scaling=scaling), seed=1, door=door).run()
-    return _row(job, result)
+    world = replace(
+        _world(workload, job.kv_tokens, job.cost),
+        warm_up_s=WARM_UP_SHARE * arrivals[-1].at_s,
+        returns_max=job.returns_max,
+        scaling=scaling,
+    )
+    door = desk_door(_desk(workload, job.policy), Scaling(length=workload.length).apply(known))
+    return World(arrivals, world, seed=job.seed, door=door).run()
 
 
-def jobs(
-    workload: Workload,
-    num_requests: int,
-    capacities: dict[tuple[int, str], float],
-    loads: Sequence[float],
-) -> Iterator[Job]:
-    """Every policy at every load, with cheap recomputation; with dear, at the highest."""
-    for kv_tokens in workload.kv_tokens:
-        for cost, these in (("cheap", loads), ("dear", (max(loads),))):
-            for load in these:
-                for policy in POLICIES:
-                    yield Job(
-                        workload.name, policy, kv_tokens, load, cost, num_requests,
-                        capacities[kv_tokens, cost],
-                    )  # fmt: skip
+def targets_of(workload: Workload) -> Targets:
+    """A simulated token stands for several, and may take as long as all of them."""
+    targets = workload.targets
+    return replace(targets, tpot_s=targets.tpot_s * workload.length)
 
 
-def _world(workload: Workload, kv_tokens: int, cost: str, warm_up_s: float) -> WorldSettings:
+def _world(workload: Workload, kv_tokens: int, cost: str) -> WorldSettings:
+    length, recomputing, plain = workload.length, COSTS[cost], SchedulerLimits()
     node = NodeSettings(
-        capacity=Capacity(kv_tokens // BLOCK_SIZE, BLOCK_SIZE, bytes_per_block=0),
-        cost=COSTS[cost],
-        limits=SchedulerLimits(max_num_batched_tokens=512, max_running_requests=RUNNING_MAX),
+        capacity=Capacity(kv_tokens // BLOCK_SIZE, BLOCK_SIZE // length, bytes_per_block=0),
+        cost=StepCost(
+            base=0.020 * length,
+            per_decode=1e-4 * length,
+            per_prefill_token=length / recomputing.tokens_per_s,
+        ),
+        limits=SchedulerLimits(
+            max_num_batched_tokens=STEP_TOKENS,  # of a step that stands for several, too
+            max_running_requests=RUNNING_MAX,
+            long_prefill_threshold=plain.long_prefill_threshold // length,
+            min_run_tokens=plain.min_run_tokens // length,
+        ),
+        prefix_cache=recomputing.prefix_cache,
     )
     return WorldSettings(
         node=node,
         queue_timeout_s=workload.queue_timeout_s,
         request_timeout_s=workload.request_timeout_s,
-        warm_up_s=warm_up_s,
-        proof_every=1_000,
+        proof_every=10_000,
     )
 
 
-def _desk(
-    workload: Workload, policy: str, num_waiting_max: int, *, patient: bool = False
-) -> DeskSettings:
-    """Lanes wide and no pauses, so that admission alone is compared."""
+def _desk(workload: Workload, policy: str) -> DeskSettings:
+    """Many may be in the long lane and nobody is paused, so that admission alone is compared."""
     base = DeskSettings(
         max_running_requests=RUNNING_MAX,
-        max_waiting_queue=num_waiting_max,
+        max_waiting_queue=WAITING_MAX,
+        long_request_threshold=DeskSettings().long_request_threshold // workload.length,
         long_request_concurrency=16,
         preemptions_max=0,
-        queue_timeout_s=1e6 if patient else workload.queue_timeout_s,
-        request_timeout_s=1e6 if patient else workload.request_timeout_s,
-        first_token_timeout_s=None if patient else workload.targets.ttft_s,
+        queue_timeout_s=workload.queue_timeout_s,
+        request_timeout_s=workload.request_timeout_s,
+        first_token_timeout_s=workload.targets.ttft_s,
     )
     return replace(base, **POLICIES[policy])  # type: ignore[arg-type]
 
 
-def _row(job: Job, result: WorldResult) -> Row:
-    num_ran = sum(record.queued_s is not None for record in result.records)
-    return Row(
-        job=job,
-        goodput_rps=result.goodput_rps(WORKLOADS[job.workload].targets.is_met),
-        completed_rps=result.completed_rps,
-        preempted=result.preempted_share,
-        recomputed_per_request=result.recomputed_tokens / max(num_ran, 1),
-        kv_used=result.kv_used_mean,
-        eta_error=eta_error(result),
-        retry_error_s=retry_error_s(result),
+def _patient(desk: DeskSettings, num_waiting_max: int) -> DeskSettings:
+    return replace(
+        desk,
+        max_waiting_queue=num_waiting_max,
+        queue_timeout_s=1e6,
+        request_timeout_s=1e6,
+        first_token_timeout_s=None,
     )
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

@@ -1,58 +1,61 @@
-from bench.desk_policies import CONVERSATION, POLICIES, eta_error, jobs, retry_error_s, traffic
-from kvota.core.errors import Outcome, Refusal
-from kvota.sim.arrival import Arrival, Scaling
-from kvota.sim.records import RequestRecord, WorldResult
+import pytest
 
-
-def record(at_s: float, **fields: object) -> RequestRecord:
-    arrival = Arrival(at_s=at_s, prompt_tokens=1, output_tokens=1, max_tokens=1)
-    one = RequestRecord(0, arrival, outcome=Outcome.COMPLETED)
-    for name, value in fields.items():
-        setattr(one, name, value)
-    return one
-
-
-def result(*records: RequestRecord) -> WorldResult:
-    return WorldResult(
-        records=records,
-        scaling=Scaling(),
-        seed=1,
-        span_s=1.0,
-        ended_s=1.0,
-        num_steps=0,
-        busy_s=0.0,
-        kv_used_mean=0.0,
-        recomputed_tokens=0,
-        num_checks=0,
-        num_faults=0,
-    )
-
-
-def test_the_eta_error_is_relative_to_the_true_wait() -> None:
-    told_long = record(10.0, eta_s=6.0, granted_at_s=14.0)
-    told_short = record(10.0, eta_s=1.0, granted_at_s=14.0)
-    untold = record(10.0, granted_at_s=14.0)
-    assert eta_error(result(told_long, untold)) == 0.5
-    assert eta_error(result(told_short)) == 0.75
-    assert eta_error(result(untold)) is None
-
-
-def test_retry_after_is_judged_by_the_next_newcomer_that_was_let_in() -> None:
-    refused = record(10.0, refusal=Refusal.QUEUE_FULL, retry_after_s=5.0)
-    also = record(11.0, refusal=Refusal.QUEUE_FULL, retry_after_s=5.0)
-    assert retry_error_s(result(record(9.0), refused, also, record(13.0))) == (2.0 + 3.0) / 2
-    assert retry_error_s(result(record(9.0), refused)) is None
+from bench.desk_policies import (
+    CONVERSATION,
+    COSTS,
+    HISTORY,
+    POLICIES,
+    WORKLOADS,
+    Workload,
+    jobs,
+    stretch,
+    targets_of,
+    traffic,
+)
+from kvota.sim.records import Targets
 
 
 def test_what_is_judged_is_not_what_was_learned_from() -> None:
     known, judged = traffic("conversation")
-    assert len(known) == 3_000
-    assert len(judged) == 19_366 - int(19_366 * 0.6)
+    assert len(known) == int(19_366 * 0.6)
+    assert len(known) + len(judged) == 19_366
     assert judged[0].at_s == 0.0
 
 
-def test_every_policy_meets_every_load_and_dear_recomputation_only_the_highest() -> None:
-    capacities = {(kv, cost): 1.0 for kv in CONVERSATION.kv_tokens for cost in ("cheap", "dear")}
-    all_jobs = list(jobs(CONVERSATION, 100, capacities, (0.8, 1.5)))
-    assert len(all_jobs) == len(set(all_jobs)) == 3 * 3 * len(POLICIES)
-    assert {job.load for job in all_jobs if job.cost == "dear"} == {1.5}
+def test_each_seed_judges_another_stretch_and_has_learned_from_what_came_before_it() -> None:
+    _, judged = traffic("conversation")
+    known, first = stretch("conversation", 100, 1)
+    then_known, second = stretch("conversation", 100, 2)
+    lengths = [one.output_tokens for one in judged[:200]]
+    assert [one.output_tokens for one in first + second] == lengths
+    assert [one.output_tokens for one in then_known[-100:]] == lengths[:100]
+    assert len(known) == len(then_known) == HISTORY
+    assert first[0].at_s == second[0].at_s == 0.0
+
+
+def test_more_requests_than_were_recorded_are_refused() -> None:
+    with pytest.raises(ValueError, match="judged requests"):
+        stretch("conversation", 5_000, 2)
+
+
+def test_every_policy_meets_every_load_and_cost_and_ample_memory_only_the_highest_load() -> None:
+    capacities = {(kv, cost): 1.0 for kv in CONVERSATION.kv_tokens for cost in COSTS}
+    all_jobs = list(jobs(CONVERSATION, 100, capacities, (0.8, 1.5), seed=1))
+    tight, middle, ample = CONVERSATION.kv_tokens
+    settings = {(job.kv_tokens, job.cost, job.load) for job in all_jobs}
+    assert settings == {
+        *((kv, cost, load) for kv in (tight, middle) for cost in COSTS for load in (0.8, 1.5)),
+        *((ample, cost, 1.5) for cost in COSTS),
+    }
+    assert len(all_jobs) == len(set(all_jobs)) == len(settings) * len(POLICIES)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values())
+def test_dividing_lengths_leaves_blocks_and_token_times_what_they_are(workload: Workload) -> None:
+    assert 16 % workload.length == 0
+    ttft_s, tpot_s = workload.targets.ttft_s, workload.targets.tpot_s
+    assert targets_of(workload) == Targets(ttft_s=ttft_s, tpot_s=tpot_s * workload.length)
+    assert all(
+        twice == 2 * once
+        for once, twice in zip(workload.kv_tokens, workload.kv_tokens[1:], strict=False)
+    )
