@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -30,6 +30,7 @@ from kvota.gateway.store.usage import (
     UsageLine,
     UsageStore,
     day_of,
+    iso_day,
     summed,
 )
 
@@ -39,7 +40,6 @@ _NOTHING: Final = "-"
 _NONE: Final = "none"
 _SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": SECONDS_PER_DAY}
 _DURATION: Final = re.compile(r"(\d{1,7})([smhd])")
-_EPOCH: Final = date(1970, 1, 1)
 
 
 class Grouping(StrEnum):
@@ -356,7 +356,7 @@ def _group_titles(by: Grouping) -> tuple[str, ...]:
 
 def _named(line: UsageLine, name: str) -> str:
     if name == "day":
-        return (_EPOCH + timedelta(days=line.day)).isoformat()
+        return iso_day(line.day)
     return line.key_id if name == "key" else str(getattr(line, name))
 
 

@@ -77,15 +77,25 @@ class KeyLimitReached(RateLimited):
 class Admission:
     """A request's share of its key's limits, until it is settled or withdrawn."""
 
-    __slots__ = ("_correct", "_estimated_tokens", "is_ended", "standing")
+    __slots__ = ("_correct", "_estimated_tokens", "_scopes", "_used", "is_ended")
 
     def __init__(
-        self, correct: "_Correction | None", estimated_tokens: int, standing: Standing
+        self,
+        correct: "_Correction | None",
+        estimated_tokens: int,
+        scopes: Sequence[Scope],
+        used: Sequence[Used],
     ) -> None:
         self._correct = correct
         self._estimated_tokens = estimated_tokens
-        self.standing = standing
+        self._scopes = scopes
+        self._used = used
         self.is_ended = False
+
+    @property
+    def standing(self) -> Standing:
+        """As it was when the request was admitted."""
+        return _standing(self._scopes, self._used)
 
     async def settle(self, actual_tokens: int) -> None:
         """The request has ended, having used so many tokens. Only the first call counts.
@@ -141,7 +151,7 @@ class RateLimits:
         """
         scopes = _scopes(caller, model)
         if not scopes:
-            return Admission(None, estimated_tokens, Standing())
+            return Admission(None, estimated_tokens, (), ())
         _require_possible(scopes, estimated_tokens)
         order = Order(
             key_id=caller.key_id,
@@ -150,12 +160,11 @@ class RateLimits:
             place=f"{self._place_prefix}-{next(self._place_numbers)}",
         )
         store, answer = await self._take(order)
-        standing = _standing(scopes, answer.used)
         if isinstance(answer, Short):
-            raise _reached(scopes[answer.scope], answer, standing)
+            raise _reached(scopes, answer)
         self._running[order.place] = order
         correct = functools.partial(self._end, store, order, answer.second)
-        return Admission(correct, estimated_tokens, standing)
+        return Admission(correct, estimated_tokens, scopes, answer.used)
 
     async def keep_places(self, every_s: float = RENEW_EVERY_S) -> None:
         """Renew the leases of places in a shared store until cancelled."""
@@ -229,7 +238,8 @@ def _require_possible(scopes: Sequence[Scope], tokens: int) -> None:
             )
 
 
-def _reached(scope: Scope, short: Short, standing: Standing) -> KeyLimitReached:
+def _reached(scopes: Sequence[Scope], short: Short) -> KeyLimitReached:
+    scope = scopes[short.scope]
     numbers = {
         Limit.REQUESTS: (scope.limits.requests_per_minute, "requests per minute"),
         Limit.TOKENS: (scope.limits.tokens_per_minute, "tokens per minute"),
@@ -241,7 +251,7 @@ def _reached(scope: Scope, short: Short, standing: Standing) -> KeyLimitReached:
         f"This API key may have {number} {of_what}{_where(scope)}, and that is reached. "
         f"Try again in {math.ceil(short.retry_after_s)} s.",
         retry_after_s=short.retry_after_s,
-        standing=standing,
+        standing=_standing(scopes, short.used),
     )
 
 
@@ -259,7 +269,7 @@ def _standing(scopes: Sequence[Scope], used: Sequence[Used]) -> Standing:
         remaining_requests=requests[1],
         limit_tokens=tokens[0],
         remaining_tokens=tokens[1],
-        reset_s=max(u.reset_s for u in used),
+        reset_s=max((u.reset_s for u in used), default=0.0),
     )
 
 

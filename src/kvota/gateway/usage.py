@@ -27,9 +27,9 @@ import msgspec
 
 from kvota.core.errors import ConfigError
 from kvota.gateway.store.database import StoreUnusable
-from kvota.gateway.store.usage import UsageFilter, UsageLine, UsageStore, day_of, summed
+from kvota.gateway.store.usage import UsageFilter, UsageLine, UsageStore, day_of, iso_day, summed
 
-__all__ = ["UsageBook", "UsageFilter", "UsageLine", "day_of", "summed"]
+__all__ = ["UsageBook", "UsageFilter", "UsageLine", "day_of", "iso_day", "summed"]
 
 FLUSH_EVERY_S: Final = 10.0
 _SEALED_SUFFIX: Final = ".usage"

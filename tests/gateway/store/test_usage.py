@@ -12,6 +12,7 @@ from kvota.gateway.store.usage import (
     UsageLine,
     UsageStore,
     day_of,
+    iso_day,
     summed,
 )
 
@@ -125,3 +126,4 @@ def test_summing_keeps_every_total(lines: list[UsageLine]) -> None:
 
 def test_days_begin_at_midnight_utc() -> None:
     assert [day_of(at) for at in (0, 86_399.9, 86_400, 1_796_000_000)] == [0, 0, 1, 20787]
+    assert iso_day(day_of(1_796_000_000)) == "2026-11-30"

@@ -7,6 +7,7 @@ deleting its file counts nothing twice.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from kvota.gateway.store.database import Database
 
 SECONDS_PER_DAY: Final = 86_400
+_EPOCH: Final = date(1970, 1, 1)
 
 USAGE_TABLES: Final = sa.MetaData()
 _merged: Final = sa.Table(
@@ -135,6 +137,11 @@ def summed(lines: Iterable[UsageLine], by: Callable[[UsageLine], Any]) -> list[U
 
 def day_of(unix_s: float) -> int:
     return int(unix_s // SECONDS_PER_DAY)
+
+
+def iso_day(day: int) -> str:
+    """2026-11-29, for people and for JSON."""
+    return (_EPOCH + timedelta(days=day)).isoformat()
 
 
 def _plus(one: UsageLine, other: UsageLine) -> UsageLine:
