@@ -133,7 +133,7 @@ def test_the_heaviest_text_counts_and_the_first_task_wins_a_tie(
         ("law = 1.0", "law = 'much'", "float"),
         ('task = "tax"', 'task = "taxes"', "'taxes'"),
         ('shapes = ["percent"]', 'shapes = ["round"]', "round"),
-        ('"pay … tax"', '"pay tax"', "two pieces"),
+        ('"pay … tax"', '"pay tax"', "needs '…' between two"),
         ('"contract"', '"?!"', "without any word"),
         ('words = ["contract", "合同"]', "", "0 signs"),
         ("weight = 2.0", "weight = inf", "weight inf"),

@@ -16,8 +16,8 @@ their own: "now do it in Rust" gets its meaning from what came before. The highe
 reaches the task's `at_least`; the first in the file wins a tie; otherwise the task is `default`.
 
 Matching is linear in the text: there are no regular expressions in rules. A text is made into words
-once (`texts.py`); single words are looked up, phrases searched; an order looks from each place of
-its first piece at most `GAP_MAX` characters further. Of a long text only both ends are read.
+once (`texts.py`), of a long one only both ends. A sign is looked for only where all its words are
+there, and an order from at most 32 places of its first piece, `GAP_MAX` characters further each.
 
 To replace all this, name a Python entry point of the group `kvota.classifiers`; it has to give an
 object with the method of `Classifier`.
@@ -32,18 +32,13 @@ from typing import Final, Protocol
 import msgspec
 
 from kvota.core.errors import ConfigError
-from kvota.gateway.policy.texts import (
-    GAP_MARK,
-    SeenText,
-    Shape,
-    is_one_word,
-    pieces_of,
-    sign_text,
-)
+from kvota.gateway.policy.texts import GAP_MARK, Order, SeenText, Shape, Sign, pieces_of
 
 ENTRY_POINT_GROUP: Final = "kvota.classifiers"
 SHIPPED_RULES: Final = "tasks.toml"  # beside this module, as package data
 
+_READ_MAX: Final = 2_000  # characters from the beginning of the last message, and from its end
+_READ_BESIDE_MAX: Final = 500  # of earlier messages and of the system prompt
 _EARLIER_MAX: Final = 4  # earlier user messages that are looked at
 _RULES_MAX: Final = 500
 _SIGNS_MAX: Final = 500  # of one rule
@@ -118,42 +113,40 @@ def _problems(rules: Rules) -> Iterator[str]:
             yield f"{where} has the weight {rule.weight}"
         if not 1 <= rule.num_signs <= _SIGNS_MAX:
             yield f"{where} has {rule.num_signs} signs; it needs 1 to {_SIGNS_MAX}"
-        for sign in (*rule.words, *(piece for order in rule.orders for piece in pieces_of(order))):
-            if not sign_text(sign):
-                yield f"{where} has a sign without any word in it: {sign!r}"
+        for written in (*rule.words, *(one for order in rule.orders for one in pieces_of(order))):
+            if not Sign.of(written).text:
+                yield f"{where} has a sign without any word in it: {written!r}"
         for order in rule.orders:
             if len(pieces_of(order)) < 2:
-                yield f"{where}: {order!r} needs two pieces or more, with {GAP_MARK!r} between"
+                yield f"{where}: the order {order!r} needs {GAP_MARK!r} between two pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """A rule, made ready for search."""
+    """A rule made ready: its signs by a part that a text must have before one is looked for."""
 
     rule: Rule
-    words: frozenset[str]  # whole ones, without spaces: looked up, not searched
-    phrases: tuple[str, ...]
-    orders: tuple[tuple[str, ...], ...]
+    by_part: Mapping[str, tuple[Sign | Order, ...]]
 
     @classmethod
     def of(cls, rule: Rule) -> "_Signs":
-        signs = [sign_text(word) for word in rule.words]
-        words = frozenset(sign.strip() for sign in signs if is_one_word(sign))
-        phrases = tuple(sign for sign in signs if not is_one_word(sign))
-        orders = tuple(tuple(map(sign_text, pieces_of(order))) for order in rule.orders)
-        return cls(rule, words, phrases, orders)
+        by_part: dict[str, tuple[Sign | Order, ...]] = {}
+        signs: list[Sign | Order] = [Sign.of(word) for word in rule.words]
+        signs += [Order.of(order) for order in rule.orders]
+        for sign in signs:
+            by_part[sign.rarest] = (*by_part.get(sign.rarest, ()), sign)
+        return cls(rule, by_part)
 
     def fit(self, seen: SeenText) -> bool:
-        return (
-            not seen.shapes.isdisjoint(self.rule.shapes)
-            or not seen.vocabulary.isdisjoint(self.words)
-            or any(phrase in seen.words for phrase in self.phrases)
-            or any(seen.has_order(pieces) for pieces in self.orders)
+        return not seen.shapes.isdisjoint(self.rule.shapes) or any(
+            seen.has(sign)
+            for part in self.by_part.keys() & seen.parts
+            for sign in self.by_part[part]
         )
 
 
 class RuleClassifier:
-    """The classifier that the rules describe. Stateless; O(signs · characters read)."""
+    """The classifier that the rules describe. Stateless; a few milliseconds at most."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -180,6 +173,8 @@ class RuleClassifier:
     def _weighted(self, prompt: Prompt) -> list[tuple[float, SeenText]]:
         rules = self._rules
         *earlier, last = prompt.turns or ("",)
-        texts = [(1.0, last), (rules.system_weight, prompt.system)]
-        texts += [(rules.earlier_weight, turn) for turn in earlier[-_EARLIER_MAX:]]
-        return [(weight, SeenText.of(text)) for weight, text in texts if text and weight > 0]
+        beside = [(rules.system_weight, prompt.system)]
+        beside += [(rules.earlier_weight, turn) for turn in earlier[-_EARLIER_MAX:]]
+        return [(1.0, SeenText.of(last, _READ_MAX))] + [
+            (weight, SeenText.of(text, _READ_BESIDE_MAX)) for weight, text in beside if text
+        ]

@@ -7,7 +7,7 @@ matched in whole words; Chinese, which has no spaces, in parts of a run of chara
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -16,7 +16,6 @@ from typing import Final
 
 GAP_MARK: Final = "…"
 GAP_MAX: Final = 60  # characters between two pieces of an order
-_READ_MAX: Final = 2_000  # characters from the beginning of a text, and as many from its end
 _STARTS_MAX: Final = 32  # places from which an order is tried
 _LONG_TEXT: Final = 1_500  # characters; from here on a text carries material to work on
 _NUM_CODE_LINES: Final = 3
@@ -43,22 +42,50 @@ class Shape(StrEnum):
     SOME_NUMBERS = "some_numbers"  # two or more
 
 
-def sign_text(sign: str) -> str:
-    """What to search for in `SeenText.words`; empty when the sign has no word in it."""
-    text = " ".join(_WORDS.findall(sign.lower()))
-    start = " " if text[:1].isascii() else ""
-    end = " " if text[-1:].isascii() else ""
-    return f"{start}{text}{end}" if text else ""
+def _parts(words: Iterable[str]) -> frozenset[str]:
+    """English words, and single Chinese characters: what a text must have to hold another."""
+    return frozenset(part for word in set(words) for part in ([word] if word.isascii() else word))
 
 
-def is_one_word(sign: str) -> bool:
-    """Whether a `sign_text` is a single English word, so that the vocabulary has it or not."""
-    return sign.isascii() and sign.count(" ") == 2
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A word or phrase to look for. `text` is empty when there is no word in it."""
+
+    text: str
+    parts: frozenset[str]
+
+    @classmethod
+    def of(cls, written: str) -> "Sign":
+        words = _WORDS.findall(written.lower())
+        text = " ".join(words)
+        start = " " if text[:1].isascii() else ""
+        end = " " if text[-1:].isascii() else ""
+        return cls(f"{start}{text}{end}" if text else "", _parts(words))
+
+    @property
+    def rarest(self) -> str:
+        """The part that the fewest texts have, as far as length tells. ValueError if empty."""
+        return max(sorted(self.parts), key=len)
 
 
-def pieces_of(order: str) -> tuple[str, ...]:
+def pieces_of(order: str) -> list[str]:
     """The words or phrases of an order, as written."""
-    return tuple(piece.strip() for piece in order.split(GAP_MARK))
+    return [piece.strip() for piece in order.split(GAP_MARK)]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Signs that follow one another, each within `GAP_MAX` characters of the one before."""
+
+    pieces: tuple[Sign, ...]
+
+    @classmethod
+    def of(cls, written: str) -> "Order":
+        return cls(tuple(Sign.of(piece) for piece in pieces_of(written)))
+
+    @property
+    def rarest(self) -> str:
+        return max((piece.rarest for piece in self.pieces), key=len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +93,41 @@ class SeenText:
     """A text as the rules see it."""
 
     words: str  # lower case, one space between words and at both ends
-    vocabulary: frozenset[str]  # each of the words
+    parts: frozenset[str]
     shapes: frozenset[Shape]
 
     @classmethod
-    def of(cls, text: str) -> "SeenText":
-        read = text if len(text) <= 2 * _READ_MAX else f"{text[:_READ_MAX]}\n{text[-_READ_MAX:]}"
+    def of(cls, text: str, read_max: int) -> "SeenText":
+        """Reads `read_max` characters from the beginning and as many from the end."""
+        read = text if len(text) <= 2 * read_max else f"{text[:read_max]}\n{text[-read_max:]}"
         words = _WORDS.findall(read.lower())
         shapes = {shape for shape, has in _SHAPES.items() if has(read)}
         if len(text) >= _LONG_TEXT:
             shapes.add(Shape.LONG_TEXT)
-        return cls(f" {' '.join(words)} ", frozenset(words), frozenset(shapes))
+        return cls(f" {' '.join(words)} ", _parts(words), frozenset(shapes))
 
-    def has_order(self, pieces: Sequence[str]) -> bool:
-        """The pieces follow one another, each within `GAP_MAX` characters of the one before.
+    def has(self, sign: Sign | Order) -> bool:
+        return self._has_order(sign.pieces) if isinstance(sign, Order) else self._has_sign(sign)
 
-        Tried from the first `_STARTS_MAX` places of the first piece.
-        """
+    def _has_sign(self, sign: Sign) -> bool:
+        return sign.parts <= self.parts and sign.text in self.words
+
+    def _has_order(self, pieces: Sequence[Sign]) -> bool:
+        """Tried from the first `_STARTS_MAX` places of the first piece."""
+        if not all(piece.parts <= self.parts for piece in pieces):
+            return False
         start = -1
         for _ in range(_STARTS_MAX):
-            start = self.words.find(pieces[0], start + 1)
+            start = self.words.find(pieces[0].text, start + 1)
             if start < 0:
                 return False
             if self._follows(pieces, start):
                 return True
         return False
 
-    def _follows(self, pieces: Sequence[str], start: int) -> bool:
+    def _follows(self, pieces: Sequence[Sign], start: int) -> bool:
         at = start
-        for before, piece in pairwise(pieces):
+        for before, piece in pairwise(piece.text for piece in pieces):
             end = at + len(before) - before.endswith(" ")  # one space may belong to both
             at = self.words.find(piece, end, end + GAP_MAX + len(piece))
             if at < 0:
@@ -120,6 +153,7 @@ _CODE_PIECES: Final = (
     "System.out", "</", "/>", "#include", ".py", ".js", "import {", "self.", "__init__", "[0]",
     "${", "npm ", "pip install", "sudo ", "git ", "docker ", "kubectl ", "null", "lambda x",
 )  # fmt: skip
+_OPERATORS: Final = "=^*+×÷²-/"
 _LATEX: Final = ("\\frac", "\\int", "\\sum", "\\sqrt", "\\lim", "$$", "\\begin{")
 _SQL_STARTS: Final = (
     "INSERT INTO ", "DELETE FROM ", "CREATE TABLE ", "ALTER TABLE ", "DROP TABLE ",
@@ -181,7 +215,9 @@ def _has_sql_keywords(text: str) -> bool:
 
 
 def _has_formula(text: str) -> bool:
-    return any(sign in text for sign in _LATEX) or _OPERATIONS.search(text.lower()) is not None
+    if any(sign in text for sign in _LATEX):
+        return True
+    return any(sign in text for sign in _OPERATORS) and bool(_OPERATIONS.search(text.lower()))
 
 
 def _has_percent(text: str) -> bool:
