@@ -14,6 +14,12 @@ from kvota.gateway.store.keys import KEY_TABLES, KeyStore, hash_secret, split_ke
 from kvota.gateway.store.usage import USAGE_TABLES, UsageLine, UsageStore, day_of
 
 
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVOTA_CONFIG", "KVOTA_DATABASE", "KVOTA_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database that the commands find in their environment."""
@@ -180,11 +186,30 @@ def test_a_database_that_cannot_be_had_is_told_in_one_line() -> None:
 def test_without_a_url_the_state_directory_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("KVOTA_DATABASE", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     created()
     assert (tmp_path / "kvota" / "kvota.db").is_file()
     assert (tmp_path / "kvota").stat().st_mode & 0o077 == 0
+
+
+def test_the_settings_of_the_server_say_where_its_keys_are(tmp_path: Path) -> None:
+    config = tmp_path / "kvota.toml"
+    config.write_text(f'[gateway]\nstate_dir = "{tmp_path / "here"}"\n')
+    created("--config", str(config))
+    assert (tmp_path / "here" / "kvota.db").is_file()
+    config.write_text(f'[gateway]\ndatabase = "{sqlite_url(tmp_path / "there.db")}"\n')
+    created("--config", str(config))
+    assert (tmp_path / "there.db").is_file()
+    created("--config", str(config), "--database", sqlite_url(tmp_path / "third.db"))
+    assert (tmp_path / "third.db").is_file()
+
+
+def test_settings_that_are_not_right_are_told_in_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "kvota.toml"
+    config.write_text("[gateway]\ndatabse = 'x'\n")
+    result = run("keys", "list", "--config", str(config))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "databse" in result.stderr
 
 
 def rows(result: Result) -> list[list[str]]:

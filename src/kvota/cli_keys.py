@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,10 +19,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvota.config import load
 from kvota.core.errors import KvotaError
 from kvota.core.request import Band
 from kvota.gateway.caller import KeyLimits
-from kvota.gateway.store.database import Database, default_url, open_database
+from kvota.gateway.store.database import (
+    Database,
+    database_url,
+    open_database,
+    state_dir_of,
+)
 from kvota.gateway.store.keys import KEY_TABLES, KeyRecord, KeyStore, NewKey, id_of
 from kvota.gateway.store.usage import (
     SECONDS_PER_DAY,
@@ -64,12 +71,13 @@ _DatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--database",
-        envvar="KVOTA_DATABASE",
         metavar="URL",
         help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.  "
-        "[default: a SQLite file in the state directory]",
-        show_envvar=False,
+        "[default: what the settings say, as for kvota serve]",
     ),
+]
+_ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar="KVOTA_CONFIG", help="A kvota.toml with settings.")
 ]
 _KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, such as kv-3f9a….")]
 
@@ -136,6 +144,7 @@ def create(
         bool, typer.Option("--fallback/--no-fallback", help="May be served by another model.")
     ] = True,
     database: _DatabaseOption = None,
+    config: _ConfigOption = None,
 ) -> None:
     """Make a key and show it: the only time that anybody sees it."""
     now = time.time()
@@ -154,7 +163,7 @@ def create(
         ),
         expires_unix=None if expires is None else now + expires,
     )
-    with _key_store(database) as store:
+    with _key_store(database, config) as store:
         record, key = store.create(new, now)
     typer.echo(key)
     typer.echo(
@@ -164,9 +173,9 @@ def create(
 
 
 @keys.command("list")
-def list_keys(database: _DatabaseOption = None) -> None:
+def list_keys(database: _DatabaseOption = None, config: _ConfigOption = None) -> None:
     """Every key ever made, without its secret."""
-    with _key_store(database) as store:
+    with _key_store(database, config) as store:
         records = store.all()
     titles = ("id", "tenant", "state", "models", "limits", "weight", "may", "note")
     table = _table(titles)
@@ -177,9 +186,11 @@ def list_keys(database: _DatabaseOption = None) -> None:
 
 
 @keys.command()
-def revoke(key: _KeyArgument, database: _DatabaseOption = None) -> None:
+def revoke(
+    key: _KeyArgument, database: _DatabaseOption = None, config: _ConfigOption = None
+) -> None:
     """Make a key worthless, for good."""
-    with _key_store(database) as store:
+    with _key_store(database, config) as store:
         record = store.revoke(id_of(key), time.time())
     typer.echo(f"{record.key_id} of {record.caller.tenant} is revoked. {SEEN_WITHIN}")
 
@@ -191,10 +202,11 @@ def rotate(
         int, typer.Option(parser=seconds, metavar="SPAN", help="The old secret stays good so long.")
     ] = "1h",  # type: ignore[assignment]  # goes through the parser
     database: _DatabaseOption = None,
+    config: _ConfigOption = None,
 ) -> None:
     """Give a key a new secret and show it. Its id, limits and usage stay."""
     now = time.time()
-    with _key_store(database) as store:
+    with _key_store(database, config) as store:
         rotated = store.rotate(id_of(key), grace_s=grace, now_unix=now)
     typer.echo(rotated)
     typer.echo(f"The old secret is good until {_when(now + grace)}. {SEEN_WITHIN}", err=True)
@@ -216,6 +228,7 @@ def limits(
         Any, typer.Option(parser=limit, metavar="N|none", help="[default: as it is]")
     ] = None,
     database: _DatabaseOption = None,
+    config: _ConfigOption = None,
 ) -> None:
     """Show a key's limits, after changing those that are given."""
     asked = {
@@ -228,7 +241,7 @@ def limits(
         for name, value in asked.items()
         if value is not None
     }
-    with _key_store(database) as store:
+    with _key_store(database, config) as store:
         key_id = id_of(key)
         record = store.change_limits(key_id, changes, model=model) if changes else store.get(key_id)
     table = _table(("model", "requests per minute", "tokens per minute", "at once"))
@@ -246,6 +259,7 @@ def usage(
     tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
     database: _DatabaseOption = None,
+    config: _ConfigOption = None,
 ) -> None:
     """What was used, up to about ten seconds ago. Days begin at midnight UTC."""
     wanted = UsageFilter(
@@ -254,7 +268,7 @@ def usage(
         tenant=tenant,
         model=model,
     )
-    with _opened(database) as opened:
+    with _opened(database, config) as opened:
         lines = UsageStore(opened).lines(wanted)
     names = _group_titles(by)
     table = _table(names)
@@ -269,10 +283,10 @@ def usage(
 
 
 @contextmanager
-def _opened(url: str | None) -> Iterator[Database]:
+def _opened(url: str | None, config: Path | None) -> Iterator[Database]:
     """The database while a command runs. What an operator can fix is said in one line."""
     try:
-        opened = open_database(url or default_url(os.environ), KEY_TABLES, USAGE_TABLES)
+        opened = open_database(_url(url, config), KEY_TABLES, USAGE_TABLES)
         try:
             yield opened
         finally:
@@ -282,9 +296,15 @@ def _opened(url: str | None) -> Iterator[Database]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
+def _url(flag: str | None, config: Path | None) -> str:
+    """The database that a gateway with the same settings uses."""
+    settings = load(file=config, environment=os.environ, flags={"database": flag}).gateway
+    return database_url(settings.database, state_dir_of(settings.state_dir, os.environ))
+
+
 @contextmanager
-def _key_store(url: str | None) -> Iterator[KeyStore]:
-    with _opened(url) as opened:
+def _key_store(url: str | None, config: Path | None) -> Iterator[KeyStore]:
+    with _opened(url, config) as opened:
         yield KeyStore(opened)
 
 

@@ -57,6 +57,8 @@ def test_a_good_key_gives_its_caller_in_either_header(store: KeyStore) -> None:
     assert door.admit(bearer(key), NOW) == made.caller
     assert door.admit({b"authorization": b"bEARER  " + key.encode() + b" "}, NOW) == made.caller
     assert door.admit({b"x-api-key": key.encode()}, NOW) == made.caller
+    both = {b"authorization": b"Bearer ", b"x-api-key": key.encode()}
+    assert door.admit(both, NOW) == made.caller
 
 
 def test_without_a_key_the_client_is_told_how_to_send_one(store: KeyStore) -> None:

@@ -356,6 +356,24 @@ async def test_without_its_store_a_gateway_enforces_limits_alone_and_comes_back(
     await limits.close()
 
 
+async def test_one_request_alone_finds_out_whether_the_store_is_back() -> None:
+    clock = ManualClock(START)
+    store = UnreliableStore(clock)
+    limits = RateLimits(store, clock)
+    who = caller(KeyLimits(requests_per_minute=100))
+    store.is_down = True
+    await limits.enter(who, "m", 1)
+    clock.advance(5)
+    store.num_asked = 0
+    await asyncio.gather(*(limits.enter(who, "m", 1) for _ in range(10)))
+    assert store.num_asked == 1
+    store.is_down = False
+    clock.advance(5)
+    await limits.enter(who, "m", 1)
+    await asyncio.gather(*(limits.enter(who, "m", 1) for _ in range(10)))
+    assert store.num_asked == 12
+
+
 async def test_a_redis_that_is_not_there_is_told_as_a_failure_of_the_store() -> None:
     store = RedisLimitStore("unix:///nowhere/redis.sock")
     order = Order(key_id="k", scopes=(), tokens=1, place="p")
@@ -377,6 +395,7 @@ def test_headers_say_only_what_is_limited() -> None:
 class UnreliableStore(MemoryLimitStore):
     is_local = False
     is_down = False
+    num_asked = 0
 
     async def take(self, order: Order) -> Taken | Short:
         self._require_up()
@@ -387,6 +406,7 @@ class UnreliableStore(MemoryLimitStore):
         await super().settle(order, second, tokens=tokens, requests=requests)
 
     def _require_up(self) -> None:
+        self.num_asked += 1
         if self.is_down:
             raise StoreUnusable("down")
 

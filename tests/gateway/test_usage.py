@@ -1,4 +1,5 @@
 import asyncio
+import fcntl
 import os
 import random
 import subprocess
@@ -106,6 +107,30 @@ def test_a_live_segment_of_another_gateway_is_left_alone(
     theirs.add(line(100))
     theirs.flush()
     assert total(store) == 111
+    ours.close()
+    theirs.close()
+
+
+def test_a_segment_that_another_gateway_merges_while_we_look_counts_once(
+    directory: Path, store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = UsageBook(directory, store), UsageBook(directory, store)
+    dead = UsageBook(directory, BrokenStore())
+    dead.add(line(5))
+    dead.close()
+    flock, is_first = fcntl.flock, True
+
+    def they_are_faster(file: int, operation: int) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            theirs.flush()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", they_are_faster)
+    ours.flush()
+    assert not is_first
+    assert total(store) == 5
     ours.close()
     theirs.close()
 

@@ -189,7 +189,9 @@ def _presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The key in `Authorization: Bearer`, or else in `x-api-key`."""
     authorization = headers.get(b"authorization", b"")
     if authorization[: len(_BEARER)].lower() == _BEARER:
-        return authorization[len(_BEARER) :].strip() or None
+        key = authorization[len(_BEARER) :].strip()
+        if key:
+            return key
     return headers.get(b"x-api-key", b"").strip() or None
 
 

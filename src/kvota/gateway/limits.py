@@ -184,10 +184,15 @@ class RateLimits:
 
     async def _take(self, order: Order) -> tuple[LimitStore, Taken | Short]:
         if not self.is_degraded:
+            if math.isfinite(self._shunned_until):
+                self._shun()  # this request alone finds out whether the store is back
             try:
-                return self._store, await self._store.take(order)
+                answer = await self._store.take(order)
             except StoreUnusable as error:
                 self._degrade(error)
+            else:
+                self._shunned_until = -math.inf
+                return self._store, answer
         return self._spare, await self._spare.take(order)
 
     async def _end(
@@ -212,8 +217,11 @@ class RateLimits:
             self._degrade(error)
 
     def _degrade(self, error: StoreUnusable) -> None:
-        self._shunned_until = self._clock.now() + RETRY_STORE_S
+        self._shun()
         self._on_degraded(error)
+
+    def _shun(self) -> None:
+        self._shunned_until = self._clock.now() + RETRY_STORE_S
 
 
 def _scopes(caller: Caller, model: str) -> list[Scope]:

@@ -83,14 +83,17 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def state_dir_of(environment: Mapping[str, str]) -> Path:
-    """Where keys and usage are kept if nothing is said: XDG_STATE_HOME, else ~/.local/state."""
+def state_dir_of(chosen: str | None, environment: Mapping[str, str]) -> Path:
+    """Where keys and usage are kept: `chosen`, else XDG_STATE_HOME, else ~/.local/state."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
     base = Path(environment.get("XDG_STATE_HOME", ""))  # a relative one counts as unset
     return (base if base.is_absolute() else Path.home() / ".local" / "state") / "kvota"
 
 
-def default_url(environment: Mapping[str, str]) -> str:
-    return sqlite_url(state_dir_of(environment) / "kvota.db")
+def database_url(chosen: str | None, state_dir: Path) -> str:
+    """The URL that was set, else that of a file in the state directory."""
+    return chosen if chosen is not None else sqlite_url(state_dir / "kvota.db")
 
 
 @contextmanager
