@@ -231,6 +231,51 @@ async def test_the_watcher_hears_of_every_choice(world: World) -> None:
     assert [num for choice, num, _ in watch.told if choice == 1] == list(range(1, 9))
 
 
+# --- the first token
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [{"content": "x"}, {"reasoning_content": "x"}, {"reasoning": "x"},
+     {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]}],
+)  # fmt: skip
+async def test_the_first_token_is_the_first_that_says_anything(world: World, delta: Any) -> None:
+    can_speak = asyncio.Event()
+    said = {"index": 0, "delta": delta, "finish_reason": None}
+
+    async def slow(asked: fake.Received, wire: Wire) -> None:
+        await wire.head()
+        await wire.send(fake.event(fake.chunk(CHAT, [fake.role()])))
+        await wire.send(b": queued position=1\n\n")
+        await can_speak.wait()
+        await wire.send(fake.event(fake.chunk(CHAT, [said])))
+        await wire.send(fake.event(fake.chunk(CHAT, [fake.piece(CHAT, "", finish="stop")])))
+        await wire.send(fake.DONE)
+        await wire.end()
+
+    world.backend.script = slow
+    async with world.upstream.open(CHAT, asked(STREAM)) as reply:
+        relay = Relay(reply, STREAM, CLOCK)
+        beginning = asyncio.create_task(relay.begin())
+        await until(lambda: relay.remark() != "heartbeat")
+        before_s = CLOCK.now()
+        assert relay.tally.first_token_s is None
+        can_speak.set()
+        await beginning
+        assert relay.tally.first_token_s is not None
+        assert relay.tally.first_token_s >= before_s
+
+
+async def test_an_answer_of_nothing_has_no_first_token(world: World) -> None:
+    end = fake.event(fake.chunk(CHAT, [fake.piece(CHAT, "", finish="stop")]))
+    world.backend.script = fake.says(end, fake.DONE)
+    client = await world.stream()
+    assert finishes_of(client) == [(0, "stop")]
+    assert world.tally is not None
+    assert world.tally.first_token_s is None
+    assert world.tally.output_tokens == 0
+
+
 # --- what is changed
 
 
@@ -376,6 +421,23 @@ async def test_a_failure_before_content_reaches_nobody_and_may_be_tried_elsewher
     assert len(world.backend.generations) == 1, "nothing is sent twice"
 
 
+async def test_an_error_in_older_vllms_form_is_one(world: World) -> None:
+    said = b'data: {"object": "error", "message": "out of memory", "code": 500}\n\n'
+    world.backend.script = fake.says(said, fake.DONE)
+    with pytest.raises(AttemptFailed, match="out of memory") as failed:
+        await world.stream()
+    assert failed.value.kind_of_failure is FailureKind.ERROR_EVENT
+
+
+async def test_much_that_is_no_content_is_bounded(world: World) -> None:
+    roles = b"".join([fake.event(fake.chunk(CHAT, [fake.role()]))] * 500)
+    world.backend.script = fake.says(*[roles] * 10)
+    with pytest.raises(AttemptFailed) as failed:
+        await world.stream()
+    assert failed.value.kind_of_failure is FailureKind.MALFORMED
+    assert failed.value.before_first_byte
+
+
 async def test_a_role_is_not_content(world: World) -> None:
     world.backend.script = fake.begins(1, Wire.stall)
     await world.reset(first_byte_timeout_s=0.1)
@@ -503,6 +565,20 @@ async def test_a_backend_that_never_ends_is_cut_at_the_deadline(world: World) ->
     with pytest.raises(RequestTimeout):
         await world.stream(client=client, deadline_s=CLOCK.now() + 0.3)
     assert text_of(client).startswith(" w0 w1")
+    await asyncio.wait_for(world.backend.generations[0].is_gone.wait(), PATIENCE_S)
+
+
+async def test_a_backend_that_never_pauses_is_cut_at_the_deadline_too(world: World) -> None:
+    many = b"".join(fake.events(num_tokens=100, finish=None, usage=None, is_done=False))
+
+    async def flood(asked: fake.Received, wire: Wire) -> None:
+        await wire.head()
+        while not wire.is_gone.is_set():
+            await wire.send(many)
+
+    world.backend.script = flood
+    with pytest.raises(RequestTimeout):
+        await world.stream(deadline_s=CLOCK.now() + 0.3)
     await asyncio.wait_for(world.backend.generations[0].is_gone.wait(), PATIENCE_S)
 
 

@@ -82,6 +82,12 @@ class Chunk(Struct):
     model: str | None = None
     usage: Raw = Raw(b"")
     error: Raw = Raw(b"")
+    object: str | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Older vLLM writes `{"object": "error", …}` where all others write `{"error": …}`."""
+        return bytes(self.error) not in ABSENT or self.object == "error"
 
 
 _chunk = msgspec.json.Decoder(Chunk)

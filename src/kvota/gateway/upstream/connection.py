@@ -206,11 +206,13 @@ class UpstreamReply:
         """What has arrived, at least one byte; empty at the end. Raises as `open` does."""
         try:
             ready = self._content.read_nowait(-1)
-            if ready or self._content.at_eof():
-                return ready
-            return await self._wait()
+            if not (ready or self._content.at_eof()):
+                return await self._wait()
         except (aiohttp.ClientError, OSError) as error:
             raise self.failure(FailureKind.CUT, "cut the connection") from error
+        if ready and _left_s(self._deadline_s, self._clock) <= 0:
+            raise _too_late()  # it may never pause
+        return ready
 
     async def _wait(self) -> bytes:
         settings = self.settings

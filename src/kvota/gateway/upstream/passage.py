@@ -138,8 +138,8 @@ class Passage:
             chunk = decode_chunk(value)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise BrokenEvent(str(error)) from None
-        if bytes(chunk.error) not in ABSENT:
-            raise ErrorEvent(chunk.error)
+        if chunk.is_error:
+            raise ErrorEvent(chunk.error if bytes(chunk.error) else msgspec.Raw(value))
         if self._like is None:
             self._begin(value, chunk)
         ended = self._ended_before(chunk)
