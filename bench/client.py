@@ -31,6 +31,7 @@ class Answer:
     ended_s: float = 0.0  # the connection is closed, by whichever side
     status: int | None = None  # None: no answer began
     code: str | None = None  # of the error, as status or as an event of the stream
+    message: str | None = None  # of the same error
     is_whole: bool = False  # every token that was asked for, and the proper end
     num_events: int = 0  # with text
     num_prompt_tokens: int = 0
@@ -197,7 +198,7 @@ class Asked(asyncio.Protocol):
         if event == b"[DONE]":
             answer.is_whole = answer.num_tokens > 0
         elif event.startswith(ERROR):
-            answer.code = _code(json.loads(event))
+            self._take_error(json.loads(event)["error"])
         elif USAGE in event:
             self._take_usage(json.loads(event)["usage"])
         else:
@@ -211,22 +212,22 @@ class Asked(asyncio.Protocol):
         with suppress(json.JSONDecodeError):
             content = json.loads(body)
             if "error" in content:
-                self.answer.code = _code(content)
+                self._take_error(content["error"])
             elif "usage" in content:
                 self._take_usage(content["usage"])
                 self.answer.is_whole = True
+
+    def _take_error(self, error: object) -> None:
+        """As OpenAI shapes it; of any other shape, its code is "unknown"."""
+        fields = error if isinstance(error, dict) else {}
+        self.answer.code = str(fields.get("code", "unknown"))
+        self.answer.message = str(fields.get("message", error))
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
         self.answer.num_prompt_tokens = usage["prompt_tokens"]
         self.answer.num_cached_tokens = details.get("cached_tokens") or 0
         self.answer.num_tokens = usage["completion_tokens"]
-
-
-def _code(content: dict[str, Any]) -> str:
-    """The code of an error as OpenAI shapes them; of any other shape, "unknown"."""
-    error = content["error"]
-    return str(error["code"]) if isinstance(error, dict) and "code" in error else "unknown"
 
 
 class Dechunker:

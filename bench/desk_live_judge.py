@@ -7,18 +7,19 @@ from enum import StrEnum
 
 from bench.desk_live_load import Seen
 from bench.desk_live_mix import Ask
+from kvota.core.errors import Refusal
 from kvota.sim.records import quantile
 
 SHORT_TTFT_MAX_S, SHORT_TPOT_MAX_S, LONG_TTFT_MAX_S = 3.0, 0.25, 20.0
-# Said before anything was waited for; the others end a wait, and are as slow as that wait.
-DOOR_CODES = frozenset({"queue_full", "deadline_unreachable", "kv_budget_exhausted", "draining"})
+# How the desk refuses whoever has just come. Other refusals end a wait, and are as slow as it was.
+DOOR_MESSAGES = ("The line is full", "The first token is expected in")
 LAG_P99_MAX_S = 0.025
 
 
 class Fate(StrEnum):
     GOOD = "good"
     LATE = "late"  # whole, but outside its targets
-    REFUSED = "refused"  # a 503
+    REFUSED = "refused"  # a 503, or the same as an event of a stream that a comment has opened
     TIMED_OUT = "timed out"  # a 504, or the same as an event of the stream
     FAILED = "failed"  # anything else that ended
     HANGING = "hanging"  # no ending at all
@@ -28,13 +29,18 @@ def fate(one: Ask, seen: Seen) -> Fate:
     """How it ended, for whoever asked."""
     if seen.is_hanging:
         return Fate.HANGING
-    if seen.status == 503:
+    if seen.code in set(Refusal):
         return Fate.REFUSED
     if seen.status == 504 or seen.code == "request_timeout":
         return Fate.TIMED_OUT
     if not seen.is_whole or seen.num_tokens != one.output_tokens:
         return Fate.FAILED
     return Fate.GOOD if _is_in_time(one, seen) else Fate.LATE
+
+
+def is_at_the_door(seen: Seen) -> bool:
+    """It was refused on arrival."""
+    return seen.status == 503 and (seen.message or "").startswith(DOOR_MESSAGES)
 
 
 def _is_in_time(one: Ask, seen: Seen) -> bool:
@@ -73,7 +79,7 @@ def judge(
     """Goodput counts requests due within `window_s`, so neither an empty nor a draining server."""
     ends = [(one, fate(one, saw)) for one, saw in zip(asks, seen, strict=True)]
     judged = [(one, end) for one, end in ends if window_s[0] <= one.due_s < window_s[1]]
-    refusals = [saw.ended_s for saw in seen if saw.status == 503 and saw.code in DOOR_CODES]
+    refusals = [saw.ended_s for saw in seen if is_at_the_door(saw)]
     lags = [saw.lag_s for saw in seen]
     num_good = sum(end is Fate.GOOD for _, end in judged)
     return Verdict(

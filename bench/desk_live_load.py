@@ -34,6 +34,7 @@ class Seen:
     is_whole: bool = False
     is_hanging: bool = False  # it got no ending within `hang_s`
     num_tokens: int = 0
+    message: str | None = None
 
     @property
     def per_token_s(self) -> float:
@@ -138,6 +139,7 @@ async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
         answer.is_whole,
         is_hanging,
         answer.num_tokens,
+        answer.message,
     )
 
 
