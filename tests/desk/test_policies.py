@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from math import comb, sqrt
+from operator import mul
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvota.desk.forecast import Forecast
-from kvota.desk.policies import ExpectedPeak, Policy, Rows, new_policy, time_grid
+from kvota.desk.forecast import Float32Array, Forecast
+from kvota.desk.policies import ExpectedPeak, Policy, Rows, margin, new_policy, time_grid
 from kvota.desk.settings import Admission, DeskSettings
 
 
@@ -65,24 +66,41 @@ def expected_need(
     block_size: int = 1,
 ) -> float:
     """The formula of the module at one moment, with every number of choices that may run."""
-    mean = variance = worst = 0.0
+    mean = variance = third = worst = 0.0
     for one in leases:
         if ahead > one.left:
             continue
         part = one.prompt % block_size
         own = in_blocks(part + one.produced + ahead, block_size)
-        chance_of_one = chance(forecast, group, one.produced, ahead)
-        first = second = 0.0  # moments of what this lease holds
-        for num in range(1, one.num_open + 1):
-            held = one.prompt - part + num * own
-            likely = comb(one.num_open, num) * chance_of_one**num
-            likely *= (1 - chance_of_one) ** (one.num_open - num)
-            first += held * likely
-            second += held**2 * likely
-        mean += first
-        variance += max(second - first**2, 0.0)
-        worst += one.prompt - part + one.num_open * own
-    return min(mean + risk * sqrt(variance), worst)
+        running = chance(forecast, group, one.produced, ahead)
+        held = [0] + [one.prompt - part + num * own for num in range(1, one.num_open + 1)]
+        likely = [
+            comb(one.num_open, num) * running**num * (1 - running) ** (one.num_open - num)
+            for num in range(one.num_open + 1)
+        ]
+        expected = sum(map(mul, held, likely))
+        mean += expected
+        variance += sum(
+            (each - expected) ** 2 * weight for each, weight in zip(held, likely, strict=True)
+        )
+        third += sum(
+            (each - expected) ** 3 * weight for each, weight in zip(held, likely, strict=True)
+        )
+        worst += held[-1]
+    skewness = third / max(variance**1.5, 1.0)
+    return min(mean + pearson(risk, skewness) * sqrt(variance), worst)
+
+
+def pearson(risk: float, skewness: float) -> float:
+    """The frequency factor as it is written in books."""
+    if abs(skewness) < 1e-3:
+        return risk + (risk**2 - 1) * skewness / 6
+    root = 1 + skewness * risk / 6 - skewness**2 / 36
+    return 2 / skewness * (root**3 - 1) if root > 0 else float(margin(risk, f32(skewness))[0])
+
+
+def f32(value: float) -> Float32Array:
+    return np.array([value], dtype=np.float32)
 
 
 def taught(lengths: list[int], window: int = 1_000) -> tuple[Forecast, int]:
@@ -140,6 +158,26 @@ def test_with_nothing_known_the_peak_is_never_below_that_of_every_moment(
     )
     fast = peak_of(ExpectedPeak(forecast, 2.0, 1), leases, group)
     assert slow <= fast <= sum(one.prompt + one.max_tokens for one in leases)
+
+
+@pytest.mark.parametrize("shape", [1.0, 4.0, 100.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_margin_is_the_quantile_of_a_skewed_sum(shape: float, sign: int) -> None:
+    """Gamma numbers have the skewness 2/√shape; turned over, its negative."""
+    drawn = sign * np.random.default_rng(5).gamma(shape, 1.0, 400_000)
+    standard = (drawn - drawn.mean()) / drawn.std()
+    for risk, share in ((1.0, 0.8413), (2.0, 0.9772)):
+        found = float(margin(risk, f32(sign * 2 / sqrt(shape)))[0])
+        assert found == pytest.approx(np.quantile(standard, share), abs=0.06)
+
+
+@pytest.mark.parametrize("risk", [0.5, 2.0, 3.0])
+def test_the_margin_is_the_risk_without_skew_and_not_negative_for_a_sum_that_leans_left(
+    risk: float,
+) -> None:
+    assert float(margin(risk, f32(0.0))[0]) == pytest.approx(risk)
+    margins = margin(risk, np.linspace(-6, 0, 50, dtype=np.float32))
+    assert (margins > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(6))
