@@ -71,6 +71,11 @@ def test_looking_after_every_call_is_wrong_as_rarely_as_promised(rate: float) ->
     assert num_wrong <= risk * num_runs
 
 
+def test_strong_evidence_for_the_other_side_is_none() -> None:
+    assert not is_surely_above(Hits(0, 300), 0.5, 0.001)
+    assert not is_surely_below(Hits(300, 300), 0.5, 0.001)
+
+
 def test_a_real_difference_is_seen() -> None:
     assert is_surely_above(Hits(40, 200), 0.05, 0.001)
     assert is_surely_below(Hits(0, 300), 0.05, 0.001)

@@ -32,7 +32,7 @@ def test_a_chain_begins_with_the_model_and_follows_the_fallbacks() -> None:
     ],
 )
 def test_a_loop_is_refused_and_spelled_out(fallbacks: dict[str, str | None], loop: str) -> None:
-    with pytest.raises(ConfigError, match=loop):
+    with pytest.raises(ConfigError, match=f"loop: {loop}\\.$"):
         FallbackTable(fallbacks)
 
 

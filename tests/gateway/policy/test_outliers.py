@@ -111,6 +111,26 @@ def test_answers_to_calls_from_before_the_ejection_do_not_count() -> None:
     assert outliers.review(REPLICAS, 31.5) == ()
 
 
+def test_a_difference_that_may_be_within_the_margin_is_tolerated() -> None:
+    """16 % against 5 % is above the margin of ten points, but not for sure after 1,000 calls."""
+    outliers = new_outliers()
+    for number in range(1_000):
+        for name in REPLICAS:
+            ok = number % 100 >= (16 if name == "r2" else 5)
+            outliers.observe(name, ok, None, 1.0)
+    assert outliers.review(REPLICAS, 2.0) == ()
+
+
+def test_when_replicas_go_the_share_that_is_out_shrinks_with_them() -> None:
+    outliers = new_outliers()
+    feed(outliers, {"r1": 0.9, "r2": 0.9, "r3": 0.0, "r4": 0.0}, {}, num=200)
+    feed(outliers, {"r3": 0.0, "r4": 0.0}, {}, num=3_000)
+    assert {one.replica for one in outliers.review(REPLICAS, 2.0)} == {"r1", "r2"}
+    outliers.review(["r1", "r2", "r3"], 3.0)
+    outliers.check()
+    assert len(outliers.ejected(3.0)) == 1
+
+
 observations = st.lists(
     st.tuples(st.sampled_from("abcdefg"), st.floats(0, 1), st.integers(1, 60)), max_size=30
 )
