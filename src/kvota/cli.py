@@ -19,7 +19,7 @@ from kvota.cli_settings import with_settings
 from kvota.config import Config
 from kvota.core.errors import KvotaError
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
-from kvota.node.memory import size
+from kvota.sizing.memory import size
 from kvota.tools.chat import Conversation, connect, converse
 from kvota.tools.server import ServerUnusable
 

@@ -20,7 +20,6 @@ import msgspec
 
 from kvota.core.errors import ConfigError
 from kvota.gateway.settings import Fleet, GatewaySettings, read_fleet
-from kvota.node.memory import parse_size
 from kvota.node.options import (
     DeskOptions,
     EmbeddingOptions,
@@ -29,6 +28,7 @@ from kvota.node.options import (
     ServerSettings,
     desk_settings,
 )
+from kvota.sizing.memory import parse_size
 
 ENVIRONMENT_PREFIX: Final = "KVOTA_"
 # Read by other parts of kvota, not settings of a server.

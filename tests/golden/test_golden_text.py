@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvota.formats.gguf_header import read_header
 from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, fetch
-from kvota.model.gguf_header import read_header
 from kvota.model.template import ChatTemplate
 from kvota.model.tokenizer import Tokenizer
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kvota.core.errors import ModelError, UnsupportedModel
+from kvota.formats.gguf_header import read_header
 from kvota.model.architecture import Architecture, RopeKind
 from kvota.model.gguf_config import architecture_of
-from kvota.model.gguf_header import read_header
 from kvota.model.gguf_source import deinterleave, ggml_name, hugging_face_name, open_gguf
 from kvota.model.inventory import expected_shapes
 from tests.support.family_cases import family_cases, rope_cases

@@ -3,8 +3,8 @@ import io
 from rich.console import Console
 
 from kvota.model.package_fetch import FetchStep
-from kvota.node.memory import draw_bill
 from kvota.node.startup import Startup
+from kvota.sizing.memory import draw_bill
 
 
 def screen() -> tuple[Startup, io.StringIO]:

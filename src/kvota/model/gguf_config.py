@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
 from kvota.model.architecture import Architecture, Rope, RopeKind
 from kvota.model.inventory import check_sizes, unsupported
-from kvota.model.settings import Settings
 
 # ggml's architecture name to ours. Mistral's models come as "llama" or, since 2025, "mistral3".
 FAMILIES: Mapping[str, str] = {

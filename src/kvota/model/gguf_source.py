@@ -19,9 +19,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kvota.core.errors import ModelError
+from kvota.formats.gguf_header import GgufHeader, TensorEntry, read_header
 from kvota.model.architecture import Architecture
 from kvota.model.gguf_config import FAMILIES, INTERLEAVED, architecture_of
-from kvota.model.gguf_header import GgufHeader, TensorEntry, read_header
 from kvota.model.inventory import FileSource, take_expected, unsupported, unused_warning
 
 _OUTER: Mapping[str, str] = {

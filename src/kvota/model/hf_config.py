@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
 from kvota.model.architecture import Architecture
 from kvota.model.inventory import check_sizes, unsupported
 from kvota.model.rope_config import max_position_of, rope_of
-from kvota.model.settings import Settings
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",

@@ -19,9 +19,9 @@ from openvino import Node, PartialShape, Type
 from openvino._offline_transformations import paged_attention_transformation
 
 from kvota.core.errors import ConfigError, ModelError, UnsupportedModel
+from kvota.formats.settings import Settings
 from kvota.model.hf_config import read_json
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
-from kvota.model.settings import Settings
 from kvota.model.weights import WeightFormat
 
 GRAPH = "openvino_model.xml"

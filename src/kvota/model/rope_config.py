@@ -10,9 +10,9 @@ Formulas and defaults: `modeling_rope_utils.py` of Transformers.
 from collections.abc import Mapping
 
 from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
 from kvota.model.architecture import Rope, RopeKind
 from kvota.model.inventory import unsupported
-from kvota.model.settings import Settings
 
 _DEFAULT_THETA = 10000.0
 _ALIASES: Mapping[str, str] = {"none": "default", "su": "longrope"}

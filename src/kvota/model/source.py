@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvota.core.errors import ModelError
-from kvota.model.gguf_header import MAGIC
+from kvota.formats.gguf_header import MAGIC
 from kvota.model.gguf_source import open_gguf
 from kvota.model.inventory import FileSource, unsupported
 from kvota.model.safetensors_source import CONFIG, INDEX, open_safetensors

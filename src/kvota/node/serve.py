@@ -38,7 +38,6 @@ from kvota.model.sampler import Sampler
 from kvota.node.app import create_app
 from kvota.node.comeback import Comeback, process_age_s
 from kvota.node.embedding.serve import embeds, load_embedding_node, serve_embeddings
-from kvota.node.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
 from kvota.node.options import (
     DeskOptions,
     EmbeddingOptions,
@@ -60,6 +59,7 @@ from kvota.node.tool_dialect import ToolDialect
 from kvota.node.where import desk_gauges
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
+from kvota.sizing.memory import MemoryBill, draw_bill, memory_limit, parse_size, resident_bytes
 from kvota.telemetry.log import Log, new_log
 from kvota.telemetry.metrics import Metrics
 from kvota.telemetry.steps import RecordingExecutor

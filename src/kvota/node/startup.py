@@ -18,7 +18,7 @@ from rich.progress import (
 from kvota.model.encoder import Encoder
 from kvota.model.load import LoadedModel
 from kvota.model.package_fetch import FetchStep
-from kvota.node.memory import MemoryBill, size
+from kvota.sizing.memory import MemoryBill, size
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

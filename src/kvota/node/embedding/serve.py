@@ -25,10 +25,10 @@ from kvota.model.encoder import load_encoder
 from kvota.model.encoder_source import is_encoder
 from kvota.node.embedding.app import EmbeddingRecord, ServedEncoder, create_embedding_app
 from kvota.node.embedding.embedder import Embedder
-from kvota.node.memory import resident_bytes
 from kvota.node.options import DeskOptions, EmbeddingOptions, ModelSettings, ServerSettings
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
+from kvota.sizing.memory import resident_bytes
 from kvota.telemetry.embedding_metrics import EmbeddingMetrics
 from kvota.telemetry.log import Log, new_log
 

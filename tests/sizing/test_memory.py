@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from kvota.core.errors import InsufficientMemory
-from kvota.node.memory import ACTIVATION_RESERVE_BYTES, draw_bill, memory_limit, parse_size, size
+from kvota.sizing.memory import ACTIVATION_RESERVE_BYTES, draw_bill, memory_limit, parse_size, size
 
 GB = 10**9
 

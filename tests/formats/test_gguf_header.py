@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ModelError, UnsupportedModel
-from kvota.model.gguf_header import read_header
+from kvota.formats.gguf_header import read_header
 from kvota.model.gguf_source import open_gguf, read_gguf_metadata
 from tests.support.tiny_gguf import write_gguf
 

@@ -1,0 +1,1 @@
+"""What model files say about themselves, read without a model runtime."""
