@@ -1,17 +1,26 @@
 """Limits through their public face, in memory and in a real Redis, under a clock of our own."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from kvota.core.clock import ManualClock
 from kvota.core.errors import InvalidRequest, KvotaError, Limit
 from kvota.gateway.caller import Caller, KeyLimits
 from kvota.gateway.limits import Admission, KeyLimitReached, RateLimits, Standing
 from kvota.gateway.store.database import StoreUnusable
-from kvota.gateway.store.limit_windows import LimitStore, MemoryLimitStore, Order, Short, Taken
+from kvota.gateway.store.limit_windows import (
+    LimitStore,
+    MemoryLimitStore,
+    Order,
+    Scope,
+    Short,
+    Taken,
+)
 from kvota.gateway.store.redis_limits import RedisLimitStore
 
 START = 1_000_000.0
@@ -259,6 +268,37 @@ async def test_a_cancelled_request_still_gives_back(limits: RateLimits) -> None:
     await limits.enter(who, "m", 70)
 
 
+async def test_redis_and_memory_agree_about_everything(redis_url: str, clock: ManualClock) -> None:
+    """The same random requests in both; also where Redis keeps a hash in no order at all."""
+    await _set_redis(redis_url, "hash-max-listpack-entries", 0)
+    chance = random.Random(11)
+    stores: list[LimitStore] = [
+        MemoryLimitStore(clock),
+        RedisLimitStore(redis_url, now_unix=clock.now, lease_s=10_000),  # memory has no leases
+    ]
+    scopes = (
+        Scope("key", KeyLimits(requests_per_minute=40, tokens_per_minute=2000)),
+        Scope("model:m", KeyLimits(tokens_per_minute=1500, concurrent_requests=6)),
+    )
+    running: list[tuple[Order, int]] = []
+    for number in range(400):
+        clock.advance(chance.choice([0.0, 0.25, 1.5, 4.0]))
+        if running and chance.random() < 0.45:
+            order, second = running.pop(chance.randrange(len(running)))
+            change = chance.randint(-order.tokens, 20)
+            for store in stores:
+                await store.settle(order, second, tokens=change, requests=-(number % 3 == 0))
+            continue
+        tokens = chance.randint(0, 300)
+        order = Order(key_id="k", scopes=scopes, tokens=tokens, place=f"p{number}")
+        ours, theirs = [await store.take(order) for store in stores]
+        _require_same(ours, theirs)
+        if isinstance(ours, Taken):
+            running.append((order, ours.second))
+    for store in stores:
+        await store.close()
+
+
 async def test_a_correction_goes_through_when_the_waiting_task_is_cancelled(
     redis_url: str, clock: ManualClock
 ) -> None:
@@ -409,6 +449,24 @@ class UnreliableStore(MemoryLimitStore):
         self.num_asked += 1
         if self.is_down:
             raise StoreUnusable("down")
+
+
+def _require_same(ours: Taken | Short, theirs: Taken | Short) -> None:
+    """Times may differ in their last digits, for they have travelled as text."""
+    assert type(ours) is type(theirs)
+    for mine, other in zip(ours.used, theirs.used, strict=True):
+        assert (mine.requests, mine.tokens) == (other.requests, other.tokens)
+    if isinstance(ours, Short) and isinstance(theirs, Short):
+        assert (ours.limit, ours.scope) == (theirs.limit, theirs.scope)
+        assert ours.retry_after_s == pytest.approx(theirs.retry_after_s, abs=1e-3)
+    else:
+        assert ours[0] == theirs[0]
+
+
+async def _set_redis(url: str, name: str, value: int) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    await client.config_set(name, value)
+    await client.aclose()
 
 
 async def _is_admitted(limits: RateLimits, who: Caller) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
 from kvota.gateway.filters import automaton
-from kvota.gateway.filters.automaton import Automaton
+from kvota.gateway.filters.automaton import Automaton, State
 from kvota.gateway.filters.patterns import literal, parse
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
@@ -14,6 +14,16 @@ WORDS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
 
 def of(*patterns: str) -> Automaton:
     return Automaton((pattern, parse(pattern)) for pattern in patterns)
+
+
+def reachable(start: State) -> set[State]:
+    """Every state that is kept alive by `start`."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        fresh = set(waiting.pop().steps.values()) - seen
+        seen |= fresh
+        waiting += fresh
+    return seen
 
 
 def longest_open(words: list[str], text: str) -> int:
@@ -107,6 +117,7 @@ def test_what_is_kept_is_bounded_whatever_the_text(monkeypatch: pytest.MonkeyPat
             scan, fresh = known.scan(), of("a{3}b{3}", "[ab]{6}c", r"\bfoo\b").scan()
     assert len(known._states) <= 20
     assert len(known._classes) <= 30
+    assert len(reachable(known._start)) <= 21
 
 
 def test_a_text_made_against_backtracking_takes_one_look_up_per_character() -> None:
