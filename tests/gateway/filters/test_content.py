@@ -158,6 +158,7 @@ def test_directions_are_switched_apart() -> None:
     with pytest.raises(FilterFound):
         only_in.check_request(completion(prompt="hush"))
     only_out.check_request(completion(prompt="hush"))
+    assert (only_in.has_output, only_out.has_output) == (False, True)
     assert streamed(only_in, ["hush"]) == ("hush", False)
     assert streamed(only_out, ["hush"]) == ("", True)
 

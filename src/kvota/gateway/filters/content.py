@@ -112,6 +112,11 @@ class Filters:
         self._input = filters if on_input else ()
         self._output = filters if on_output else ()
 
+    @property
+    def has_output(self) -> bool:
+        """Answers are searched, so they have to be read."""
+        return bool(self._output)
+
     def check_request(self, request: msgspec.Struct) -> None:
         """Search everything a decoded body says. Raises FilterFound, naming the field.
 
