@@ -4,7 +4,7 @@ from collections import Counter
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.gateway.policy.affinity import (
@@ -28,6 +28,7 @@ def moved(before: dict[str, str | None], after: dict[str, str | None]) -> list[s
     return [key for key in KEYS if before[key] != after[key]]
 
 
+@settings(deadline=None)
 @given(names, st.data())
 def test_removing_an_owner_moves_only_its_keys(owners: list[str], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(owners))
@@ -38,6 +39,7 @@ def test_removing_an_owner_moves_only_its_keys(owners: list[str], data: st.DataO
             assert rendezvous_owner(key, after) == rendezvous_owner(key, before)
 
 
+@settings(deadline=None)
 @given(names, st.data(), st.floats(0, 10))
 def test_a_changed_weight_moves_keys_only_to_or_from_its_owner(
     owners: list[str], data: st.DataObject, weight: float
@@ -80,6 +82,7 @@ def test_hashes_are_the_same_on_every_machine_and_know_where_parts_end() -> None
     assert hash64("kvota", "1") == expected
 
 
+@settings(deadline=None)
 @given(st.text(max_size=1_500), st.text(max_size=700), st.text(max_size=700))
 def test_texts_share_the_cuts_of_what_they_share(start: str, one: str, other: str) -> None:
     first, second = prefix_chain(start + one), prefix_chain(start + other)

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -60,6 +60,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps)
 def test_the_breaker_does_what_the_slow_model_does(
     steps: list[tuple[str, float, int]],

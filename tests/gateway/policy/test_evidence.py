@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.gateway.policy.evidence import (
@@ -41,6 +41,7 @@ def test_what_cannot_happen_is_refuted_by_one_call() -> None:
     assert log_evidence(Hits(4, 5), 1.0) == math.inf
 
 
+@settings(deadline=None)
 @given(hits, st.floats(0.001, 0.5))
 def test_the_bounds_enclose_what_was_seen_and_end_where_certainty_ends(
     seen: Hits, risk: float

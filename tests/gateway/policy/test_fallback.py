@@ -1,7 +1,7 @@
 """Chains that end, and thresholds that only count when nobody has room."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -50,6 +50,7 @@ def test_a_chain_without_end_in_sight_is_refused() -> None:
     assert len(FallbackTable(fallbacks).chain("m1")) == CHAIN_MAX
 
 
+@settings(deadline=None)
 @given(st.dictionaries(models, st.none() | models, max_size=6))
 def test_whatever_is_accepted_ends_without_repeating_a_model(
     fallbacks: dict[str, str | None],

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -136,6 +136,7 @@ observations = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(observations, st.floats(0, 1), st.lists(st.integers(1, 7), min_size=1, max_size=30))
 def test_never_more_than_the_stated_share_is_out(
     steps: list[tuple[str, float, int]], share: float, sizes: list[int]

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -108,6 +108,7 @@ def test_an_empty_budget_stops_retries_and_is_not_charged_by_other_stops() -> No
     assert stops == [None, Stop.BUDGET]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["request", "retry", "retry"]), st.floats(0, 3))),
     st.floats(0, 1),

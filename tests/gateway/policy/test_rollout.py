@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -35,6 +35,7 @@ def test_a_key_keeps_its_version_while_weights_stay() -> None:
     assert choices(rollout.versions) == choices(new_rollout().versions)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0.1, 100), min_size=2, max_size=4),
     st.integers(0, 3),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -61,6 +61,7 @@ replicas = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     replicas,
     st.integers(0, 3 * CAPACITY),
@@ -192,6 +193,17 @@ def test_tokens_that_are_already_there_take_no_room() -> None:
     assert warm.load == pytest.approx(0.5 + 0.2 * (1 - warm.prefix_share))
 
 
+@pytest.mark.parametrize("holder", [replica("full", 0.999), replica("line", 0.7, 1, running=40)])
+def test_a_replica_without_room_is_not_followed_while_another_has_some(holder: Replica) -> None:
+    router = new_router()
+    some = [holder, replica("roomy", 0.7)]
+    router.sent(Choice(holder, Why.LOAD, 0.0, 0.0), 0, SYSTEM)
+    router.refreshed(holder.id)
+    for number in range(10):
+        choice = pick(router, some, tokens=25_000, prefix=SYSTEM, conversation=f"c{number}")
+        assert (choice.replica.id, choice.why) == ("roomy", Why.CONVERSATION)
+
+
 def test_a_restarted_replica_is_not_followed() -> None:
     router = new_router()
     four = [replica(f"r{number}", 0.3) for number in range(4)]
@@ -201,6 +213,7 @@ def test_a_restarted_replica_is_not_followed() -> None:
     assert pick(router, four, prefix=SYSTEM).why is Why.LOAD
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 0.99), min_size=2, max_size=8), st.integers(0, 7), st.integers(0, 9))
 def test_affinity_never_picks_a_replica_above_the_guard(
     usages: list[float], holder: int, number: int

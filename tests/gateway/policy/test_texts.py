@@ -1,7 +1,7 @@
 """What the rules see of a text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.gateway.policy.texts import Order, SeenText, Shape, Sign
@@ -40,6 +40,7 @@ def test_a_sign_without_words_is_empty() -> None:
     assert Sign.of(" ?! ").text == ""
 
 
+@settings(deadline=None)
 @given(st.text(max_size=8), st.text(max_size=40))
 def test_what_decides_whether_to_look_never_hides_a_sign(sign: str, text: str) -> None:
     seen, wanted = seen_text(text), Sign.of(sign)
@@ -105,6 +106,7 @@ def test_ordinary_talk_has_no_shape(text: str, shape: Shape) -> None:
     assert shape not in seen_text(text).shapes
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_can_be_read(text: str) -> None:
     seen = seen_text(text)

@@ -1,6 +1,6 @@
 """The ring of slices against a list of everything that ever happened."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.gateway.policy.window import Counts, OutcomeWindow
@@ -9,6 +9,7 @@ SLICE_S = 0.5
 NUM_SLICES = 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans())))
 def test_the_window_counts_what_the_last_slices_hold(steps: list[tuple[float, bool]]) -> None:
     window = OutcomeWindow(SLICE_S * NUM_SLICES, NUM_SLICES)

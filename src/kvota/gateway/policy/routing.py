@@ -33,8 +33,9 @@ little load (Preble, ICLR'25: exploit when cached > recomputed tokens). But only
 
     load ≤ guard_ratio · mean load + guard_slack
 
-(consistent hashing with bounded loads: Mirrokni, Thorup, Zadimoghaddam, SODA 2018), so a prompt
-that everybody uses cannot overload one replica: it spills to the next, which then holds it too.
+over those with room for the ticket, or all where none has room (consistent hashing with bounded
+loads: Mirrokni, Thorup, Zadimoghaddam, SODA 2018). So a prompt that everybody uses cannot overload
+one replica: it spills to the next, which then holds it too.
 Without a match, a conversation goes to its home by rendezvous hashing, or the next one in that
 order which the guard lets through: no memory, the same on every gateway.
 
@@ -174,8 +175,8 @@ class Router:
         candidates = self._candidates(able, ticket_tokens, prefix)
         guarded = self._within_guard(candidates)
         if matched := self._matched(guarded):
-            return _choice(self._settle(matched, conversation), Why.PREFIX)
-        if conversation is not None and guarded:
+            return _choice(self._of_matched(matched, conversation), Why.PREFIX)
+        if conversation is not None:
             return _choice(_at_home(guarded, conversation), Why.CONVERSATION)
         return _choice(self._of_two(candidates), Why.LOAD)
 
@@ -243,9 +244,11 @@ class Router:
         return min(self._settings.latency_weight * math.log2(replica.latency_s / fastest_s), 1.0)
 
     def _within_guard(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        mean = sum(one.load for one in candidates) / len(candidates)
+        """Never empty: the least loaded is below the mean."""
+        pool = [one for one in candidates if one.has_room] or candidates
+        mean = sum(one.load for one in pool) / len(pool)
         most = self._settings.guard_ratio * mean + self._settings.guard_slack
-        return [one for one in candidates if one.load <= most]
+        return [one for one in pool if one.load <= most]
 
     def _matched(self, guarded: Sequence[_Candidate]) -> list[_Candidate]:
         """Those that hold the most of the prompt, if that is enough to follow."""
@@ -256,7 +259,7 @@ class Router:
             if one.depth == depth and one.prefix_share >= self._settings.prefix_share_min
         ]
 
-    def _settle(self, matched: Sequence[_Candidate], conversation: str | None) -> _Candidate:
+    def _of_matched(self, matched: Sequence[_Candidate], conversation: str | None) -> _Candidate:
         return self._of_two(matched) if conversation is None else _at_home(matched, conversation)
 
     def _of_two(self, candidates: Sequence[_Candidate]) -> _Candidate:
@@ -270,6 +273,7 @@ class Router:
         return first if self._beats(first, second) else second
 
     def _drawn_from(self, pool: list[_Candidate]) -> _Candidate:
+        """Takes one out of the pool."""
         return pool.pop(int(self._chance.random() * len(pool)))
 
     def _beats(self, one: _Candidate, other: _Candidate) -> bool:
