@@ -44,6 +44,7 @@ class Received:
     path: str
     headers: Mapping[str, str]
     body: bytes
+    number: int = 1  # on its connection
     is_gone: asyncio.Event = field(default_factory=asyncio.Event)  # cut off before its answer ended
     is_answered: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -295,6 +296,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
         self._buffer = bytearray()
+        self._num_received = 0
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._task: asyncio.Task[None] | None = None
@@ -360,7 +362,8 @@ class _Connection(asyncio.Protocol):
             return None
         body = bytes(self._buffer[len(head) + 4 : end])
         del self._buffer[:end]
-        return Received(method, path, headers, body)
+        self._num_received += 1
+        return Received(method, path, headers, body, self._num_received)
 
 
 # --- what a good backend says

@@ -186,6 +186,46 @@ async def test_leaving_early_closes_and_reading_to_the_end_keeps(backend: FakeBa
     await upstream.close()
 
 
+async def test_a_kept_connection_that_is_just_being_closed_is_no_failure(
+    backend: FakeBackend,
+) -> None:
+    upstream = upstream_of(backend)
+
+    async def once(asked: fake.Received, wire: fake.Wire) -> None:
+        await (fake.streams(3)(asked, wire) if asked.number == 1 else fake.hangs_up(asked, wire))
+
+    backend.script = once
+    for _ in range(4):
+        async with upstream.open(CHAT, b"{}") as reply:
+            assert (await reply.body()).endswith(fake.DONE)
+    await upstream.close()
+
+
+async def test_a_new_connection_that_is_cut_is_a_failure_at_once(backend: FakeBackend) -> None:
+    backend.script = fake.hangs_up
+    said = await failure(upstream_of(backend))
+    assert said.kind_of_failure is FailureKind.CUT
+    assert len(backend.received) == 1
+
+
+async def test_a_kept_connection_that_is_cut_late_is_a_failure(backend: FakeBackend) -> None:
+    class LaterClock:
+        """A second passes with each look."""
+
+        now_s = 0.0
+
+        def now(self) -> float:
+            self.now_s += 1.0
+            return self.now_s
+
+    upstream = Upstream(UpstreamSettings(name="b", url=backend.url), LaterClock())
+    async with upstream.open(CHAT, b"{}") as reply:
+        await reply.body()
+    backend.script = fake.hangs_up
+    assert (await failure(upstream)).kind_of_failure is FailureKind.CUT
+    assert len(backend.received) == 2
+
+
 async def test_a_reader_is_woken_when_the_answer_is_closed(backend: FakeBackend) -> None:
     backend.script = fake.begins(1, fake.Wire.stall)
     upstream = upstream_of(backend)

@@ -5,16 +5,20 @@
 
 Leaving the block, by whatever way, ends the request at the backend: an answer that was read to its
 end gives its connection back, any other is closed at once, so that the backend stops computing.
-Nothing is ever sent twice here; whoever wants another attempt asks for one.
+
+A request is sent once; whoever wants another attempt asks for one. The only exception is a kept
+connection that the backend was just closing (llama.cpp's server does so without a word): what is
+cut there at once and unanswered is sent again on the next.
 
 Errors are those of `failures.py`, and RequestTimeout when the request's own deadline has come.
 """
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -26,6 +30,8 @@ from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, failure_
 
 ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 ERROR_BODY_TIMEOUT_S: Final = 2.0
+STALE_WITHIN_S: Final = 1.0  # a kept connection that was stale is cut so soon after the request
+STALE_TRIES: Final = 3
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
@@ -137,16 +143,27 @@ class Upstream:
         deadline_s: float | None,
         wait_s: float,
     ) -> aiohttp.ClientResponse:
-        left_s = _left_s(deadline_s, self._clock)
+        url = URL(self._base + path, encoded=True)
+        for tries_left in reversed(range(STALE_TRIES)):
+            way, began_s = _Way(), self._clock.now()
+            asking = self._open_session().request(
+                method, url, data=body, headers=headers, allow_redirects=False,
+                trace_request_ctx=way,
+            )  # fmt: skip
+            try:
+                return await self._answered(asking, wait_s, _left_s(deadline_s, self._clock))
+            except AttemptFailed as failed:
+                is_stale = way.is_kept and self._clock.now() - began_s < STALE_WITHIN_S
+                if not (is_stale and tries_left and failed.kind_of_failure is FailureKind.CUT):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _answered(
+        self, asking: Awaitable[aiohttp.ClientResponse], wait_s: float, left_s: float
+    ) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(min(wait_s, left_s)):
-                return await self._open_session().request(
-                    method,
-                    URL(self._base + path, encoded=True),
-                    data=body,
-                    headers=headers,
-                    allow_redirects=False,
-                )
+                return await asking
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self._failure(FailureKind.CONNECT, f"cannot be reached: {error}") from error
         except TimeoutError:
@@ -172,6 +189,7 @@ class Upstream:
                 timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s),
                 trust_env=False,
                 auto_decompress=False,
+                trace_configs=[_way_tracing()],
             )
         return self._session
 
@@ -276,6 +294,26 @@ class UpstreamReply:
             before_first_byte=not self.has_content,
             status=self.status,
         )
+
+
+@dataclass(slots=True)
+class _Way:
+    """How a request went out."""
+
+    is_kept: bool = False  # on a connection that had been used before
+
+
+def _way_tracing() -> aiohttp.TraceConfig:
+    async def note_kept(
+        session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        params: aiohttp.TraceConnectionReuseconnParams,
+    ) -> None:
+        context.trace_request_ctx.is_kept = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(note_kept)
+    return tracing
 
 
 def _connector(settings: UpstreamSettings) -> aiohttp.BaseConnector:
