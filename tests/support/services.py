@@ -7,6 +7,7 @@ can be taken. Whoever has not installed them gets skipped tests and the reason.
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -67,26 +68,36 @@ def redis() -> Iterator[str]:
     if program is None:
         pytest.skip("redis-server is not installed")
     with _directory() as directory:
-        socket = directory / SOCKET
+        path = directory / SOCKET
         process = subprocess.Popen(
-            [program, "--port", "0", "--unixsocket", str(socket), "--save", ""],
+            [program, "--port", "0", "--unixsocket", str(path), "--save", ""],
             cwd=directory,
             stdout=subprocess.DEVNULL,
         )
         try:
-            _wait_for(socket, process)
-            yield f"unix://{socket}"
+            _wait_for(path, process)
+            yield f"unix://{path}"
         finally:
             process.terminate()
             process.wait(START_TIMEOUT_S)
 
 
-def _wait_for(socket: Path, process: "subprocess.Popen[bytes]") -> None:
+def _wait_for(path: Path, process: "subprocess.Popen[bytes]") -> None:
+    """Until it takes connections: the file is there a moment before that."""
     give_up = time.monotonic() + START_TIMEOUT_S
-    while not socket.exists():
+    while not _is_listening(path):
         assert process.poll() is None, "redis-server ended at once"
         assert time.monotonic() < give_up, "redis-server does not listen"
         time.sleep(0.01)
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _postgres_programs() -> Path | None:
