@@ -69,9 +69,9 @@ def _compare(bench: Bench, workload: Workload, capacities: Capacities) -> None:
     rows: list[Row] = []
     jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads, bench.seed)
     print(f"\n## {workload.name}\n\nGood: TTFT ≤ {workload.targets.ttft_s:g} s and TPOT ≤ "
-          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run, from number "
-          f"{(bench.seed - 1) * num_requests} of the judged ones; the first quarter of the time "
-          f"not judged. Lengths divided by {workload.length}.")  # fmt: skip
+          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run at {SATURATED} × "
+          f"capacity, else half of that; stretch {bench.seed} of the recorded ones. The first "
+          f"quarter of the time not judged. Lengths divided by {workload.length}.")  # fmt: skip
     for key, group in groupby(bench.pool.map(row, jobs), key=_table_of):
         kv_tokens, cost, load = key
         capacity, gain = capacities[kv_tokens, cost], _gain(capacities, kv_tokens, cost)

@@ -23,14 +23,14 @@ from random import Random
 from kvota.core.plan import Capacity
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival, Scaling, split
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, WorldResult
-from kvota.sim.servegen import read_clients, servegen_arrivals
-from kvota.sim.traces import read_azure
 from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival, Scaling, split
+from kvota.traffic.servegen import read_clients, servegen_arrivals
+from kvota.traffic.traces import read_azure
 
 TRACES = Path(__file__).parent / "traces"
 BLOCK_SIZE = 16
@@ -70,7 +70,7 @@ CONVERSATION = Workload(
     queue_timeout_s=30.0,
     request_timeout_s=120.0,
     kv_tokens=(20_000, 40_000, 80_000),
-    num_requests=2_000,
+    num_requests=1_600,
     num_backlog=800,
     length=2,
 )
@@ -80,7 +80,7 @@ REASONING = Workload(
     queue_timeout_s=60.0,
     request_timeout_s=900.0,
     kv_tokens=(100_000, 200_000, 400_000),
-    num_requests=2_000,
+    num_requests=1_600,
     num_backlog=1_000,
     length=8,
 )
@@ -123,7 +123,10 @@ Capacities = Mapping[tuple[int, str], float]  # by tokens of KV and cost
 def jobs(
     workload: Workload, num_requests: int, capacities: Capacities, loads: Sequence[float], seed: int
 ) -> Iterator[Job]:
-    """Every policy at every load and cost; with ample KV, where all are alike, at the highest."""
+    """Every policy at every load and cost; with ample KV, where all are alike, at the highest.
+
+    Half as many requests are enough where most are served.
+    """
     for kv_tokens in workload.kv_tokens:
         is_ample = kv_tokens == workload.kv_tokens[-1]
         for cost in COSTS:
@@ -135,7 +138,7 @@ def jobs(
                         kv_tokens=kv_tokens,
                         load=load,
                         cost=cost,
-                        num_requests=num_requests,
+                        num_requests=num_requests if load == SATURATED else num_requests // 2,
                         capacity_rps=capacities[kv_tokens, cost],
                         seed=seed,
                     )
