@@ -12,7 +12,6 @@ from kvota.core.plan import Capacity
 from kvota.core.request import Band
 from kvota.desk.settings import DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival
 from kvota.sim.checkers import Fairness
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
@@ -20,6 +19,7 @@ from kvota.sim.node import NodeSettings
 from kvota.sim.records import RequestRecord, WorldResult, quantile
 from kvota.sim.workloads import flood, merged
 from kvota.sim.world import DoorFactory, World, WorldSettings, open_door
+from kvota.traffic.arrival import Arrival
 
 KV_TOKENS, BLOCK_SIZE = 16_384, 16
 PROMPT, OUTPUT, MAX_TOKENS = (100, 400), (50, 300), 512

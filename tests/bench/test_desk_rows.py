@@ -3,8 +3,8 @@ from dataclasses import replace
 from bench.desk_policies import Job
 from bench.desk_rows import Spread, eta_error, retry_error_s, summed_up
 from kvota.core.errors import Outcome, Refusal
-from kvota.sim.arrival import Arrival, Scaling
 from kvota.sim.records import RequestRecord, WorldResult
+from kvota.traffic.arrival import Arrival, Scaling
 
 JOB = Job(
     workload="conversation", policy="reserve", kv_tokens=1, load=1.0, cost="cheap",

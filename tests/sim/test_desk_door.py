@@ -10,7 +10,6 @@ from kvota.core.plan import Capacity
 from kvota.core.request import Band
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival
 from kvota.sim.checkers import Fairness
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
@@ -18,6 +17,7 @@ from kvota.sim.node import NodeSettings
 from kvota.sim.records import WorldResult
 from kvota.sim.workloads import flood, merged
 from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival
 
 NODE = NodeSettings(
     capacity=Capacity(64, 16, 0),

@@ -12,13 +12,13 @@ from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import Tally
 from kvota.kv.cache import KVCache
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival
 from kvota.sim.desk_door import DeskDoor, desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import WorldResult, quantile
 from kvota.sim.workloads import flood, merged
 from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival
 
 DURATION_S = 80.0
 COST = StepCost(base=0.02, per_prefill_token=0.00005, per_decode=0.0001)

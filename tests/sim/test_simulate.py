@@ -5,11 +5,11 @@ import pytest
 
 from kvota.core.errors import ConfigError
 from kvota.desk.settings import Admission, DeskSettings
-from kvota.sim.arrival import Scaling
 from kvota.sim.executor import StepCost
 from kvota.sim.records import Targets
 from kvota.sim.simulate import Simulation, report, simulate
-from kvota.sim.traces import open_trace
+from kvota.traffic.arrival import Scaling
+from kvota.traffic.traces import open_trace
 
 TRACES = Path("bench/traces")
 COST = StepCost(base=0.02, per_decode=1e-4, per_prefill_token=5e-5)
@@ -86,5 +86,5 @@ def test_without_a_desk_everything_is_taken() -> None:
 def test_an_unknown_trace_is_said_by_name(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
-    with pytest.raises(ConfigError, match=r"notes\.txt: not an Azure, Mooncake, ServeGen"):
+    with pytest.raises(ConfigError, match=r"notes\.txt: not a journal of kvota, nor an Azure, Mooncake, ServeGen"):
         simulate(asked(path))

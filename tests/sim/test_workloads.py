@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from kvota.sim.arrival import Arrival
 from kvota.sim.workloads import flood, merged, team_mix, with_tenants
+from kvota.traffic.arrival import Arrival
 
 
 def test_the_team_mix_is_what_it_says() -> None:

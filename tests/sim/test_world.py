@@ -5,7 +5,6 @@ import pytest
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.plan import Capacity
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival
 from kvota.sim.door import OpenDoor
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import FaultPlan, Jump, Storm
@@ -13,6 +12,7 @@ from kvota.sim.node import NodeSettings
 from kvota.sim.random_world import draw_world
 from kvota.sim.records import RequestRecord, Targets, WorldResult
 from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival
 
 NODE = NodeSettings(
     capacity=Capacity(64, 16, 0),

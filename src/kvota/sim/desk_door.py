@@ -12,8 +12,8 @@ from kvota.desk.tally import DeskObserver
 from kvota.desk.ticket import Expired, Granted, Lane, Lease, Queued, Refused, Ticket
 from kvota.kv.cache import KVCache
 from kvota.node.pricing import ticket_of
-from kvota.sim.arrival import Arrival
 from kvota.sim.door import GO, Moves, No, Verdict, Wait
+from kvota.traffic.arrival import Arrival
 
 
 def desk_door(

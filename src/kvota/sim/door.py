@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Delta, Request
-from kvota.sim.arrival import Arrival
+from kvota.traffic.arrival import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from kvota.core.plan import Capacity
 from kvota.core.request import Band
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import draw_faults
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import WorldResult
 from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival
 
 NUM_ARRIVALS_MAX = 40
 

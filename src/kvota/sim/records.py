@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvota.core.errors import Outcome, Refusal
-from kvota.sim.arrival import Arrival, Scaling
+from kvota.traffic.arrival import Arrival, Scaling
 
 
 @dataclass(slots=True)

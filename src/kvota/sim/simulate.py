@@ -10,14 +10,15 @@ from kvota.core.errors import ConfigError
 from kvota.core.plan import Capacity
 from kvota.desk.settings import DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Arrival, Scaling, split
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import FaultPlan
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, WorldResult, quantile
-from kvota.sim.servegen import read_clients, servegen_arrivals
-from kvota.sim.traces import (
+from kvota.sim.world import World, WorldSettings
+from kvota.traffic.arrival import Arrival, Scaling, split
+from kvota.traffic.servegen import read_clients, servegen_arrivals
+from kvota.traffic.traces import (
     MOONCAKE_BUCKET_S,
     open_trace,
     read_azure,
@@ -26,7 +27,6 @@ from kvota.sim.traces import (
     read_sharegpt,
     spread,
 )
-from kvota.sim.world import World, WorldSettings
 
 PROOF_EVERY = 500  # steps; the counts are checked at every step
 

@@ -7,8 +7,8 @@ from random import Random
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
-from kvota.sim.arrival import Arrival
 from kvota.sim.records import RequestRecord
+from kvota.traffic.arrival import Arrival
 
 # Share of requests of the busiest 1, 5, 10, 25, 50 and all 73 clients of ServeGen's deepseek-r1.
 SERVEGEN_SHARES = ((1, 0.286), (5, 0.525), (10, 0.677), (25, 0.901), (50, 0.991), (73, 1.0))

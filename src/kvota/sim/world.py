@@ -31,13 +31,13 @@ from kvota.core.request import (
 )
 from kvota.kv.cache import KVCache
 from kvota.sim.agenda import Agenda
-from kvota.sim.arrival import Arrival, Scaling, prompt_of
 from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation, OneEnding
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
 from kvota.sim.faults import FaultPlan, Jump, Storm
 from kvota.sim.node import NodeSettings, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
+from kvota.traffic.arrival import Arrival, Scaling, prompt_of
 
 TICK_S = 0.05  # the door is asked at least this often while nothing can be computed
 IDLE_TURNS_MAX = 1_000_000  # in a row, before a world counts as stuck

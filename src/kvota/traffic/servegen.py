@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvota.sim.arrival import Arrival
-from kvota.sim.traces import TraceError
+from kvota.traffic.arrival import Arrival
+from kvota.traffic.traces import TraceError
 
 WINDOW_S = 600.0
 PERIOD_S = 21_600.0  # lengths are given per six hours

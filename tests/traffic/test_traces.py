@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvota.sim.arrival import Arrival, prompt_of
-from kvota.sim.traces import (
+from kvota.telemetry.journal import JournalLine
+from kvota.traffic.arrival import Arrival, prompt_of
+from kvota.traffic.traces import (
     TraceError,
     read_azure,
     read_mooncake,
@@ -19,7 +20,6 @@ from kvota.sim.traces import (
     read_sharegpt,
     spread,
 )
-from kvota.telemetry.journal import JournalLine
 
 TRACES = Path("bench/traces")
 ALL_TRACES = Path(os.environ.get("KVOTA_TRACES", "../shared/traces"))

@@ -6,7 +6,7 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from kvota.sim.servegen import Client, Lengths, Period, Window, read_clients, servegen_arrivals
+from kvota.traffic.servegen import Client, Lengths, Period, Window, read_clients, servegen_arrivals
 
 CLIENTS = Path("bench/traces/servegen_r1_two_hours.jsonl.gz")
 TWO_O_CLOCK_S, FOUR_O_CLOCK_S = 50_400.0, 57_600.0

@@ -1,6 +1,6 @@
 import pytest
 
-from kvota.sim.arrival import Arrival, Scaling, prompt_of, split
+from kvota.traffic.arrival import Arrival, Scaling, prompt_of, split
 
 
 def arrival(**fields: object) -> Arrival:

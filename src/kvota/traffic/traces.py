@@ -16,8 +16,8 @@ from typing import TextIO
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
-from kvota.sim.arrival import MOONCAKE_BLOCK, Arrival
 from kvota.telemetry.journal import JournalError, JournalLine, read_journal
+from kvota.traffic.arrival import MOONCAKE_BLOCK, Arrival
 
 JOURNAL_PREFIX_TOKENS = 256  # under one prefix number: its 1,024 bytes at four bytes a token
 _NEVER_WORK = frozenset({Outcome.INVALID, Outcome.DENIED})
