@@ -1,0 +1,33 @@
+"""The same tables in a terminal, and the bar that long commands show while they run.
+
+Results go to stdout, the bar to stderr and only to a terminal, so that output can be piped.
+"""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from kvota.tools.report.html import Table
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table: the first column to the left, figures to the right."""
+    drawn = RichTable(box=None, pad_edge=False)
+    for at, title in enumerate(table.header):
+        drawn.add_column(escape(title), justify="left" if at == 0 else "right", no_wrap=at == 0)
+    for row in table.rows:
+        drawn.add_row(*(escape(cell) for cell in row))
+    console.print(drawn)
+
+
+def progress_bar() -> Progress:
+    """A bar with what is being done, time gone and time to come. Use it in a `with`."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
