@@ -152,6 +152,7 @@ class Ended:
     queued_s: float  # arrival to the first chunk; to the end if it never had one
     first_token_s: float | None  # arrival to the first sampled token
     total_s: float  # arrival to the end
+    kv_block_s: float = 0.0  # KV blocks held, each for so many seconds
 
 
 Event = PromptRead | Delta | Ended  # what a client may hear of

@@ -109,6 +109,7 @@ class Answer:
             queued_s=started_s - request.arrived_s,
             first_token_s=None if first_s is None else first_s - request.arrived_s,
             total_s=now - request.arrived_s,
+            kv_block_s=group.meter.block_s,
         )
 
     def _close(

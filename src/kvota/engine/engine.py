@@ -104,6 +104,7 @@ class Engine:
     def step(self) -> bool:
         """One turn. False when there was nothing to compute."""
         started_s = self._clock.now()
+        self._scheduler.tell_time(started_s)
         self._drain()
         self._expire(started_s)
         self._hand_over()  # whoever ended does not wait for the step
@@ -230,8 +231,9 @@ class Engine:
     # --- apply --------------------------------------------------------------------------------
 
     def _apply(self, plan: StepPlan, result: StepResult) -> None:
-        done = self._scheduler.commit(plan, result)
         now = self._clock.now()
+        self._scheduler.tell_time(now)
+        done = self._scheduler.commit(plan, result)
         events = self._events
         for group in done.prompts_read:
             request_id = group.request.id
@@ -271,8 +273,10 @@ class Engine:
         """End a request: blocks first, then the word. Ids that have ended are passed over."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
+            now = self._clock.now()
+            self._scheduler.tell_time(now)
             self._scheduler.abort(request_id)
-            self._events.append((request_id, answer.ended(outcome, error, self._clock.now())))
+            self._events.append((request_id, answer.ended(outcome, error, now)))
 
     # --- publish ------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class Roster:
         self.num_preempted = 0  # in line now
         self.num_preemptions = 0  # since the start
         self.recomputed_tokens = 0  # since the start
+        self.now_s = 0.0  # as told last: when blocks were taken and given back
         self._cache = cache
         self._num_slots_max = limits.max_running_requests
         self._watermark = ceil(limits.watermark * cache.num_blocks)
@@ -80,6 +81,7 @@ class Roster:
         self.num_slots += sequence.num_slots
         insort(self.running, sequence, key=rank_of)
         group = sequence.group
+        group.count_blocks(now)
         if group.first_scheduled_s is None:
             group.first_scheduled_s = now
             group.cached_tokens = table.num_computed
@@ -201,5 +203,6 @@ class Roster:
         assert sequence.table is not None
         self._cache.release(sequence.table)
         sequence.table = None
+        sequence.group.count_blocks(self.now_s)
         self.num_slots -= sequence.num_slots
         del self.running[bisect_left(self.running, sequence.rank, key=rank_of)]

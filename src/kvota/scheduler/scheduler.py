@@ -119,6 +119,10 @@ class Scheduler:
         """The group of a request that has not ended."""
         return self._roster.groups.get(request_id)
 
+    def tell_time(self, now: float) -> None:
+        """Whatever ends or is given up from here on is so at `now`. `plan` tells it as well."""
+        self._roster.now_s = now
+
     def add(self, request: Request) -> SequenceGroup:
         """Put a request in line. Its id must be unique among those that have not ended.
 
@@ -135,6 +139,7 @@ class Scheduler:
         """
         assert self._in_flight is None, "the last plan was not committed"
         self._step += 1
+        self._roster.now_s = now
         draft = self._draft(now)
         while not draft.chunks and draft.is_short_of_memory:
             assert len(self._roster.running) > 1, "one sequence alone must always fit"
@@ -155,7 +160,7 @@ class Scheduler:
             if sequence is None:
                 continue  # it ended while the step ran
             assert sequence.table is not None
-            self._cache.commit(sequence.table, chunk.start + len(chunk.token_ids))
+            self._commit(sequence, sequence.table, chunk.start + len(chunk.token_ids))
             if not sequence.group.is_prompt_read:
                 self._read_prompt(sequence, chunk, answer, done)
             if answer.sampled:
@@ -243,7 +248,7 @@ class Scheduler:
             table = sequence.table
             if table is None:
                 continue  # preempted for one before it
-            tokens = sequence.tokens
+            tokens, num_held = sequence.tokens, len(table.blocks)
             copies = self._cache.extend(table, len(tokens))
             if copies is None:
                 copies = self._extend_by_preempting(sequence, table)
@@ -252,6 +257,8 @@ class Scheduler:
                     continue
             if copies:
                 draft.copies.extend(copies)
+            if copies or len(table.blocks) > num_held:
+                sequence.group.count_blocks(self._roster.now_s)
             sequence.planned_step = self._step
             chunks.append(
                 Chunk(sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws)
@@ -351,6 +358,13 @@ class Scheduler:
             group.is_prompt_read = True
             self._roster.fork(sequence)
             done.prompts_read.append(group)
+
+    def _commit(self, sequence: Sequence, table: BlockTable, num_computed: int) -> None:
+        num_indexed = table.num_indexed
+        self._cache.commit(table, num_computed)
+        if sequence.group.request.n > 1 and table.num_indexed > num_indexed:
+            # Choices that say the same share the block from here on.
+            sequence.group.count_blocks(self._roster.now_s)
 
     def _append(self, sequence: Sequence, answer: ChunkResult, done: Committed) -> None:
         """Append to each choice the token drawn for it."""

@@ -24,6 +24,7 @@ from kvota.core.plan import Draw
 from kvota.core.request import Constraint, Request, TokenLogprobs
 from kvota.kv.cache import BlockTable
 from kvota.kv.prefix import Chain
+from kvota.scheduler.block_meter import BlockMeter
 
 
 class Status(Enum):
@@ -125,6 +126,7 @@ class SequenceGroup:
     cached_tokens: int | None = None  # of the prompt, at the first admission
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt[1:], so far
     first_scheduled_s: float | None = None
+    meter: BlockMeter = field(default_factory=BlockMeter)
 
     @property
     def is_finished(self) -> bool:
@@ -133,6 +135,12 @@ class SequenceGroup:
     @property
     def num_preemptions(self) -> int:
         return sum(sequence.num_preemptions for sequence in self.sequences)
+
+    def count_blocks(self, now: float) -> None:
+        """Its tables have changed. A block that several choices share counts once."""
+        tables = [one.table.blocks for one in self.sequences if one.table is not None]
+        num_blocks = len(tables[0]) if len(tables) == 1 else len(set().union(*tables))
+        self.meter.hold(num_blocks, now)
 
     def new_draw(self, choice: int, tokens: list[int]) -> Draw:
         """What to sample for `choice`, whose live token list is `tokens`."""
