@@ -19,6 +19,7 @@ counts as its smallest length when it asks who is still there, so S errs upwards
 """
 
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,11 @@ _UNKNOWN = 0  # the group that knows nothing; its S is 1 for ever
 def bucket_of(lengths: IntArray) -> npt.NDArray[np.int32]:
     """The bucket of each length in 0..LENGTH_MAX: the leading bits of length + 1."""
     return _leading_bits((lengths + 1).astype(np.float32)) - np.int32(_FIRST)
+
+
+@lru_cache(maxsize=4_096)
+def _bucket_of_one(length: int) -> int:
+    return int(bucket_of(np.array([length]))[0])
 
 
 def bucket_edges() -> IntArray:
@@ -138,7 +144,7 @@ class Forecast:
 
     def observe(self, group: int, length: int, *, is_cut: bool = False) -> None:
         """An output has ended by itself after `length` tokens; with `is_cut`, it was stopped."""
-        bucket = int(bucket_of(np.array([min(length, LENGTH_MAX)]))[0])
+        bucket = _bucket_of_one(min(length, LENGTH_MAX))
         while group != _UNKNOWN:
             window = self._windows[group]
             was_thin = window.num_ended < self._thin_below
@@ -164,8 +170,10 @@ class Forecast:
         """
         start = (self._speaker[groups] * NUM_BUCKETS - _FIRST).astype(np.int32)
         plus_one = (np.minimum(produced, LENGTH_MAX - 1) + 1).astype(np.float32)
-        reached = np.minimum(plus_one + ahead, LENGTH_MAX + 1)
-        then = self._flat.take(_leading_bits(reached) + start)
+        reached = plus_one + ahead
+        bits = _leading_bits(np.minimum(reached, LENGTH_MAX + 1, out=reached))
+        bits += start
+        then = self._flat.take(bits)
         then /= self._flat.take(_leading_bits(plus_one + 1) + start)
         return np.minimum(then, 1.0, out=then)
 
@@ -198,7 +206,7 @@ class Forecast:
     def _summed(self, what: int, group: int, length_max: int) -> float:
         """Σ S(x) or Σ x·S(x) for x in 1..length_max: whole buckets, and a part of the last."""
         last = min(length_max, LENGTH_MAX)
-        bucket = int(bucket_of(np.array([last]))[0])
+        bucket = _bucket_of_one(last)
         first = max(int(self._edges[bucket]), 1)
         num = last - first + 1
         part = num if what == _COUNT else num * (first + last) / 2
