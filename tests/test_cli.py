@@ -67,11 +67,14 @@ def test_what_an_operator_can_fix_is_one_message_and_no_traceback(
     arguments: list[str],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    code, _, err = run(arguments, monkeypatch, capsys)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    code, _, err = run(arguments, monkeypatch, capfd)
     assert code == cli.EXIT_STARTUP_FAILED
     assert said in " ".join(err.split())
+    assert err.count("cannot start") <= 1
     assert "Traceback" not in err
 
 

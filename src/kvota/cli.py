@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvota import __version__, cli_sim
-from kvota.cli_settings import with_settings
-from kvota.config import Config
+from kvota import __version__, cli_gateway, cli_keys, cli_sim
+from kvota.cli_settings import ReadSettings, with_settings
 from kvota.core.errors import KvotaError
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
 from kvota.sizing.memory import size
@@ -32,6 +31,8 @@ app = typer.Typer(
 models = typer.Typer()
 app.add_typer(models, name="models")
 cli_sim.register(app)
+cli_keys.register(app)
+cli_gateway.register(app)
 
 EXIT_STARTUP_FAILED = 2
 
@@ -61,26 +62,16 @@ def root(
 
 @app.command()
 @with_settings
-def serve(settings: Config) -> None:
-    """Serve MODEL over an OpenAI-compatible API. Ctrl-C drains; a second one ends at once."""
-    _run_node(settings, supervised=False)
-
-
-@app.command()
-@with_settings
 def node(
-    settings: Config,
+    read: ReadSettings,
     *,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
     """Serve MODEL without a gateway in front: desk and engine alone."""
-    _run_node(settings, supervised=supervised)
-
-
-def _run_node(settings: Config, *, supervised: bool) -> NoReturn:
     # Imported here: it brings in OpenVINO, which no other command needs.
     from kvota.node.serve import run
 
+    settings = read()
     cache = _cache_dir(settings.model.cache_dir)
     parts = (settings.model, settings.engine, settings.desk, settings.server)
     sys.exit(run(*parts, cache, embeddings=settings.embeddings, supervised=supervised))

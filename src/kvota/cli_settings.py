@@ -1,9 +1,10 @@
 """The flags that are settings, written once for every command that takes them.
 
-`with_settings` makes a command of a function that wants a Config: `kvota serve` and `kvota node`
+`with_settings` makes a command of a function that wants settings: `kvota serve` and `kvota node`
 take the same flags, because the first starts the second.
 """
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -31,15 +32,19 @@ class KvCacheDtype(StrEnum):
     F32 = "f32"
 
 
+ReadSettings = Callable[[], Config]
+"""What flags, environment and file say now: the file is read anew by each call."""
+
+
 def with_settings(act: Callable[..., None]) -> Callable[..., None]:
-    """`act` as a command: its first parameter becomes all flags of `settings_of`."""
+    """`act` as a command: its first parameter, a ReadSettings, becomes all flags of settings_of."""
     own = list(inspect.signature(act).parameters.values())[1:]
     shared = list(inspect.signature(settings_of).parameters.values())
     names = {parameter.name for parameter in own}
 
     def command(**flags: Any) -> None:
         extra = {name: flags.pop(name) for name in names}
-        act(settings_of(**flags), **extra)
+        act(functools.partial(settings_of, **flags), **extra)
 
     command.__name__, command.__doc__ = act.__name__, act.__doc__
     command.__annotations__ = {one.name: one.annotation for one in (*shared, *own)}

@@ -1,5 +1,6 @@
 """`kvota serve` as an operator runs it: a process of its own, a real model, real signals."""
 
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -30,6 +32,7 @@ class ServeProcess(Client):
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
+            env=self._environment(),
         )
         self._lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -43,6 +46,11 @@ class ServeProcess(Client):
         except BaseException:
             self.kill()
             raise
+
+    def _environment(self) -> dict[str, str]:
+        """A state directory of its own, so that nobody's keys are found there."""
+        self._state = TemporaryDirectory(prefix="kvota-state-")
+        return {**os.environ, "XDG_STATE_HOME": self._state.name}
 
     @property
     def errors(self) -> str:
@@ -72,6 +80,7 @@ class ServeProcess(Client):
         self.wait_exit()
         if self._process.stderr is not None:
             self._process.stderr.close()
+        self._state.cleanup()
 
     def wait_idle(self) -> None:
         """Return when nothing runs or waits and no block is held."""

@@ -13,7 +13,8 @@ after it.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -105,7 +106,10 @@ class Exchange:
 
     async def respond(self, status: int, body: msgspec.Struct, headers: Iterable[Any] = ()) -> None:
         """Send a complete JSON answer. Raises ClientClosed when nobody takes it."""
-        content = msgspec.json.encode(body)
+        await self.send_whole(status, msgspec.json.encode(body), headers)
+
+    async def send_whole(self, status: int, content: bytes, headers: Iterable[Any] = ()) -> None:
+        """Send a complete answer that is encoded already. Raises as `respond`."""
         length = (b"content-length", b"%d" % len(content))
         fields = {name: (name, value) for name, value in (_JSON, *headers, length)}
         self.is_started = True
@@ -182,3 +186,14 @@ def _nobody_asks() -> None:
 
 def _nothing_to_cut() -> None:
     """What a server without the extension does about a reader that stalls."""
+
+
+@asynccontextmanager
+async def beside(companion: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `companion` as long as the block runs; an exception of its own ends with it."""
+    task = asyncio.create_task(companion)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -204,7 +204,7 @@ class NodeLife:
                 return max(load_s - (now - self._since_s), 1.0)
             case State.ENDING:
                 return load_s + min(self.bounds.drain_timeout_s, max(self._due_s - now, 0.0))
-        return 1.0
+        return load_s  # up as far as is known here: whoever asks has seen it fail
 
     def _move(self, new: State, now: float) -> None:
         if new not in TRANSITIONS[self.state]:

@@ -102,26 +102,23 @@ class Supervisor:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def require_up(self) -> None:
-        """Raises Refused, with the time until it is expected to serve, when it does not."""
-        life = self._life
-        if life.is_up:
-            return
-        raise Refused(
+    @property
+    def is_up(self) -> bool:
+        return self._life.is_up
+
+    def refusal(self) -> Refused:
+        """What clients are told while it does not serve, with when it is expected to."""
+        return Refused(
             Refusal.ENGINE_RESTARTING,
             "The engine is being restarted.",
-            retry_after_s=life.retry_after_s(self._clock.now()),
+            retry_after_s=self._life.retry_after_s(self._clock.now()),
         )
-
-    def retry_after_s(self) -> float:
-        """Until it is expected to serve again."""
-        return self._life.retry_after_s(self._clock.now())
 
     async def start(self) -> None:
         """Start it and wait until it serves. Raises NeverServed when it ends before."""
         await self._spawn()
         while not self._life.is_up:
-            await self._step()
+            await self._see()
             if self._life.state is State.DOWN:
                 raise NeverServed(self._status)
 
@@ -149,22 +146,27 @@ class Supervisor:
     # --- one look, one decision
 
     async def _step(self) -> None:
+        await self._see()
+        order = self._life.order(self._clock.now())
+        if order is not None:
+            await self._obey(order)
+
+    async def _see(self) -> None:
+        """Wait until something has changed, or it is time to look."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):  # wait_for could lose a cancellation here
                 await self._changed.wait()
         self._changed.clear()
         self._notice_exit()
         self._look()
-        order = self._life.order(self._clock.now())
-        if order is not None:
-            await self._obey(order)
 
     async def _obey(self, order: Order) -> None:
         life, now = self._life, self._clock.now()
         if order is Order.START:
             await self._spawn()
             return
-        self._log.warning("engine is ended", how=order.value, why=life.why.value, pid=self.pid)
+        say = self._log.info if life.why is Reason.STOPPED else self._log.warning
+        say("engine is ended", how=order.value, why=life.why.value, pid=self.pid)
         self._on_down(life.why)
         if order is Order.TERMINATE:
             life.terminated(now)

@@ -6,11 +6,11 @@ read body ─▶ understand ─▶ submit ─▶ stream or collect ─▶ record
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -20,7 +20,7 @@ from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelle
 from kvota.core.request import Delta, PromptRead, Request
 from kvota.edge import trust
 from kvota.edge.arrival import Arrival, Arrivals, client_id
-from kvota.edge.exchange import Exchange
+from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.engine.lateness import not_complete
 from kvota.node.answer import Chunk, coalesced, usage_of
@@ -82,6 +82,7 @@ class GeneratingEndpoint(Generic[T]):
     async def _serve(self, exchange: Exchange, service: "_Service") -> None:
         edge = self._edge
         arrival = edge.arrivals.make(service.id, service.arrived_s, exchange.request_headers)
+        service.arrival = arrival
         content = await exchange.body()
         async with beside(exchange.watch()):
             prepared = await self._prepare(self._decoder.decode(content), arrival)
@@ -110,6 +111,7 @@ class _Service:
         self.arrived_s = edge.clock.now()
         self.id = edge.arrivals.new_id()
         self._client_id = client_id(exchange.request_headers) or self.id
+        self.arrival: Arrival | None = None
         self.prepared: Prepared | None = None
         self.generation: Generation | None = None
         exchange.headers.append((b"x-kvota-request-id", self._client_id.encode()))
@@ -196,14 +198,16 @@ class _Service:
 
     def record(self, failure: BaseException | None) -> RequestRecord:
         """What is kept of the request once it is over."""
-        prepared, generation = self.prepared, self.generation
+        arrival, prepared, generation = self.arrival, self.prepared, self.generation
         tally = generation.tally if generation else None
         status, code, outcome = _ending(failure, generation, is_stalled=self._exchange.is_stalled)
         return RequestRecord(
             request_id=self._client_id,
             endpoint=self._endpoint,
             model=prepared.model if prepared else "unknown",
+            tenant=arrival.tenant if arrival else "unknown",
             lane=self._lane(),
+            band=arrival.band.name.lower() if arrival else "unknown",
             outcome=outcome,
             status=status,
             code=code,
@@ -213,6 +217,7 @@ class _Service:
             cached_tokens=tally.cached_tokens if tally else 0,
             output_tokens=tally.output_tokens if tally else 0,
             num_preemptions=tally.num_preemptions if tally else 0,
+            kv_block_s=tally.kv_block_s if tally else 0.0,
             queued_s=tally.queued_s if tally else None,
             first_token_s=tally.first_token_s if tally else None,
             time_per_output_token_s=tally.time_per_output_token_s if tally else None,
@@ -298,14 +303,3 @@ def _ending(
     if generation is not None and generation.outcome not in (None, Outcome.COMPLETED):
         outcome = generation.outcome
     return failure.status, error_code(failure), outcome
-
-
-@asynccontextmanager
-async def beside(companion: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `companion` as long as the block runs; an exception of its own ends with it."""
-    task = asyncio.create_task(companion)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -31,11 +31,10 @@ from kvota.core.errors import (
     Refused,
 )
 from kvota.edge.arrival import Arrival, Arrivals, client_id
-from kvota.edge.exchange import Exchange
+from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import ErrorPages, error_code, error_headers, error_response, outcome_of
 from kvota.node.embedding.embedder import Embedder, Vector
 from kvota.node.embedding.texts import Encode, inputs_of, token_ids
-from kvota.node.generating import beside
 from kvota.node.settings import HttpSettings
 from kvota.node.workbench import Workbench
 from kvota.wire.decode import BodyDecoder

@@ -1,0 +1,251 @@
+"""The commands `kvota serve`, `kvota gateway`, `kvota reload` and `kvota rollout …`."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import httpx
+import msgspec
+import typer
+
+from kvota.cli_settings import ReadSettings, with_settings
+from kvota.config import ENVIRONMENT_PREFIX, Config
+from kvota.core.errors import ConfigError
+from kvota.edge.settings import EdgeSettings
+from kvota.gateway.node_life import Bounds
+from kvota.gateway.own_node import NodePlan
+from kvota.gateway.plan import ServePlan
+from kvota.gateway.settings import BackendEntry, Fleet, GatewaySettings, check_fleet
+from kvota.gateway.upstream.kinds import BackendKind
+from kvota.sizing.memory import parse_size
+from kvota.tools.server import ServerUnusable
+
+ANSWER_GRACE_S: Final = 30.0  # beyond the node's own limit, before the gateway gives up on it
+SILENCE_MIN_S: Final = 60.0
+NODE_SECTIONS: Final = ("model", "engine", "desk", "embeddings", "server")
+_UrlOption = Annotated[str, typer.Option(envvar="KVOTA_URL", help="The gateway's address.")]
+_KeyOption = Annotated[str | None, typer.Option(envvar="KVOTA_API_KEY", help="An operator's key.")]
+_URL: Final = "http://127.0.0.1:8000"
+
+rollouts = typer.Typer(no_args_is_help=True, help="Versions of a model: weights, live.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command()(with_settings(serve))
+    app.command()(with_settings(gateway))
+    app.command()(reload)
+    app.add_typer(rollouts, name="rollout")
+
+
+def serve(read: ReadSettings) -> None:
+    """Serve MODEL over an OpenAI-compatible API. Ctrl-C drains; a second one ends at once."""
+    settings = read()
+    check_fleet(settings.fleet, has_own_node=True)
+    sys.exit(_run(read, _node_plan(settings)))
+
+
+def gateway(
+    read: ReadSettings,
+    *,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of an engine server, e.g. vllm=http://10.0.0.5:8000; repeatable."),
+    ] = None,
+) -> None:
+    """Stand in front of engine servers, without a node of its own."""
+    given = tuple(_backend(text, number) for number, text in enumerate(backend or (), 1))
+
+    def read_with_backends() -> Config:
+        settings = read()
+        fleet = settings.fleet
+        fleet = msgspec.structs.replace(fleet, backends=(*fleet.backends, *given))
+        if not fleet.backends:
+            raise ConfigError(
+                "There is nothing to stand in front of: give --backend URL, or [[backends]] in a "
+                "kvota.toml (--config)."
+            )
+        check_fleet(fleet, has_own_node=False)
+        return msgspec.structs.replace(settings, fleet=fleet)
+
+    sys.exit(_run(read_with_backends, None))
+
+
+def _run(read: ReadSettings, node: NodePlan | None) -> int:
+    # Imported here: the commands that only talk to a server need none of it.
+    from kvota.gateway.serve import run
+
+    settings = read()
+    server = settings.server
+
+    def reread() -> tuple[GatewaySettings, Fleet]:
+        fresh = read()
+        return fresh.gateway, fresh.fleet
+
+    return run(
+        ServePlan(
+            host=server.host,
+            port=server.port,
+            drain_timeout_s=server.drain_timeout_s,
+            edge=EdgeSettings(
+                max_body_bytes=server.max_body_bytes,
+                queue_timeout_s=settings.desk.queue_timeout_s,
+                request_timeout_s=settings.desk.request_timeout_s,
+                heartbeat_s=server.heartbeat_s,
+                send_timeout_s=server.send_timeout_s,
+                cors_origins=server.cors_origins,
+            ),
+            gateway=settings.gateway,
+            fleet=settings.fleet,
+            read=reread,
+            environment=os.environ,
+            node=node,
+        )
+    )
+
+
+def _node_plan(settings: Config) -> NodePlan:
+    """The node that `kvota serve` starts: `kvota node` with a file of the settings as they are."""
+
+    def command(directory: Path, socket: Path) -> Sequence[str]:
+        file = directory / "node.toml"
+        file.write_text(node_toml(settings, socket), "utf-8")
+        return (sys.executable, "-m", "kvota", "node", "--config", str(file), "--supervised")
+
+    server, own = settings.server, settings.gateway
+    return NodePlan(
+        command=command,
+        environment=_without_settings(os.environ),
+        bounds=Bounds(
+            silent_patience_s=own.node_silent_s,
+            drain_timeout_s=server.drain_timeout_s,
+        ),
+        growth_bytes_max=parse_size(own.node_growth_max, "node_growth_max"),
+        answer_timeout_s=settings.desk.request_timeout_s + ANSWER_GRACE_S,
+        silence_max_s=max(SILENCE_MIN_S, 3 * server.heartbeat_s),
+    )
+
+
+def node_toml(settings: Config, socket: Path) -> str:
+    """The node's settings as a file, so that whoever looks can see what it was told."""
+    lines = []
+    for section in NODE_SECTIONS:
+        values = msgspec.to_builtins(getattr(settings, section))
+        if section == "server":
+            values |= {"unix_socket": str(socket), "cors_origins": []}
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_toml(v)}" for name, v in values.items() if v is not None]
+    return "\n".join([*lines, ""])
+
+
+def _toml(value: Any) -> str:
+    """JSON is TOML, except for tables, and for a control character that JSON lets stand."""
+    if isinstance(value, dict):
+        rows = (f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items())
+        return f"{{{', '.join(rows)}}}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The node reads its file alone."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ENVIRONMENT_PREFIX)
+    }
+
+
+def _backend(text: str, number: int) -> BackendEntry:
+    """`URL` or `KIND=URL`. Raises ConfigError."""
+    kind, separator, url = text.partition("=")
+    if not separator or "://" in kind:
+        kind, url = BackendKind.OPENAI.value, text
+    known = [one.value for one in BackendKind]
+    if kind not in known:
+        raise ConfigError(f"--backend {text}: {kind} is none of {', '.join(known)}.")
+    return BackendEntry(name=f"backend-{number}", url=url, kind=BackendKind(kind))
+
+
+# --- talking to a running gateway
+
+
+def reload(url: _UrlOption = _URL, api_key: _KeyOption = None) -> None:
+    """Make a running gateway read its settings again. A broken file changes nothing."""
+    typer.echo(_call("POST", url, "/admin/reload", api_key)["note"])
+
+
+@rollouts.command("status")
+def rollout_status(url: _UrlOption = _URL, api_key: _KeyOption = None) -> None:
+    """Every model's versions and their weights."""
+    for model in _call("GET", url, "/admin/rollouts", api_key)["data"]:
+        _show_rollout(model)
+
+
+@rollouts.command("set")
+def rollout_set(
+    model: str,
+    weights: Annotated[list[str], typer.Argument(help="VERSION=WEIGHT, e.g. v2=0.1")],
+    url: _UrlOption = _URL,
+    api_key: _KeyOption = None,
+) -> None:
+    """Give versions new weights."""
+    _change_rollout(model, {"weights": dict(map(_weight, weights))}, url, api_key)
+
+
+@rollouts.command("promote")
+def rollout_promote(
+    model: str, version: str, url: _UrlOption = _URL, api_key: _KeyOption = None
+) -> None:
+    """Make a version the stable one, with all requests."""
+    _change_rollout(model, {"promote": version}, url, api_key)
+
+
+@rollouts.command("rollback")
+def rollout_rollback(
+    model: str, version: str, url: _UrlOption = _URL, api_key: _KeyOption = None
+) -> None:
+    """Take a version out."""
+    _change_rollout(model, {"roll_back": version}, url, api_key)
+
+
+def _change_rollout(model: str, change: dict[str, Any], url: str, api_key: str | None) -> None:
+    _show_rollout(_call("POST", url, f"/admin/rollouts/{model}", api_key, change))
+
+
+def _weight(text: str) -> tuple[str, float]:
+    version, _, weight = text.rpartition("=")
+    try:
+        return version, float(weight)
+    except ValueError:
+        raise typer.BadParameter(f"{text} is not VERSION=WEIGHT, such as v2=0.1.") from None
+
+
+def _show_rollout(model: dict[str, Any]) -> None:
+    typer.echo(model["model"])
+    for one in model["versions"]:
+        stable = "  stable" if one["name"] == model["stable"] else ""
+        why = f"  rolled back: {one['rolled_back']}" if one["rolled_back"] else ""
+        where = ", ".join(one["backends"])
+        typer.echo(f"  {one['name']:<16} {one['weight']:<8g} {where}{stable}{why}")
+
+
+def _call(
+    method: str, url: str, path: str, api_key: str | None, body: Any = None
+) -> dict[str, Any]:
+    """The answer's JSON. Raises ServerUnusable with what the server says is wrong."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        reply = httpx.request(method, url + path, json=body, headers=headers, timeout=30)
+    except httpx.HTTPError as error:
+        raise ServerUnusable(f"No answer from {url}: {error}.") from error
+    try:
+        said: dict[str, Any] = reply.json()
+    except ValueError:
+        raise ServerUnusable(f"{url} answered with status {reply.status_code}.") from None
+    if reply.status_code != 200:
+        message = said.get("error", {}).get("message", f"status {reply.status_code}")
+        raise ServerUnusable(f"{url} says: {message}")
+    return said

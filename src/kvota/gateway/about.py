@@ -1,0 +1,119 @@
+"""What a gateway says of itself and of its models: /health, /ready, /metrics, /v1/models."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from kvota.core.errors import KvotaError, Refusal, Refused
+from kvota.gateway.auth import Door, model_not_found
+from kvota.gateway.backends import Backend
+from kvota.gateway.gatekeeper import Gatekeeper
+from kvota.gateway.live import Live, going_away
+from kvota.gateway.metrics import GatewayMetrics
+from kvota.gateway.routes import Route
+from kvota.gateway.settings import AUTO
+from kvota.wire.responses import ModelCard, ModelList
+
+PAGE_TIMEOUT_S = 5.0
+RETRY_AFTER_S = 5.0
+
+
+class About:
+    """The GET paths. `own` is the node whose page follows on ours, where there is one."""
+
+    def __init__(
+        self,
+        live: Live,
+        gatekeeper: Gatekeeper,
+        door: Door,
+        metrics: GatewayMetrics,
+        own: Backend | None,
+    ) -> None:
+        self._live = live
+        self._gatekeeper = gatekeeper
+        self._door = door
+        self._metrics = metrics
+        self._own = own
+
+    async def health(self, request: HttpRequest) -> Response:
+        """The process is alive; says nothing else on purpose."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: HttpRequest) -> Response:
+        """Whether new work would be accepted. Raises Refused with the reason."""
+        if self._live.is_draining:
+            raise going_away()
+        own = self._own
+        if own is not None:
+            assert own.supervised is not None
+            if not own.supervised.is_up:
+                raise own.supervised.refusal()
+            await self._require_node_ready(own)
+        elif not any(one.state.is_healthy for one in _backends(self._live)):
+            raise Refused(
+                Refusal.ENGINE_RESTARTING,
+                "No backend answers.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return json_response({"status": "ready"})
+
+    async def _require_node_ready(self, own: Backend) -> None:
+        """The node's own word, as it would give it."""
+        try:
+            await own.upstream.fetch("/ready", timeout_s=PAGE_TIMEOUT_S)
+        except KvotaError as error:
+            raise Refused(
+                Refusal.ENGINE_RESTARTING,
+                f"The engine is not ready: {error.message}",
+                retry_after_s=RETRY_AFTER_S,
+            ) from error
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """Ours, and the own node's as it is."""
+        if self._live.now.settings.metrics_need_key:
+            self._gatekeeper.require_admin(request)
+        page = self._metrics.render()
+        if self._own is not None:
+            with contextlib.suppress(KvotaError):  # away: kvota_gateway_node_up says so
+                page += await self._own.upstream.fetch("/metrics", timeout_s=PAGE_TIMEOUT_S)
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, request: HttpRequest) -> Response:
+        """What the caller may ask for."""
+        caller = self._gatekeeper.admit(request)
+        table = self._live.now.table
+        cards = [
+            _card(name, route)
+            for route in table.routes.values()
+            if caller.may_use(route.name)
+            for name in (route.name, *route.entry.aliases)
+        ]
+        if table.has_tasks:
+            first = next(iter(table.routes.values()))
+            cards.append(_card(AUTO, first))
+        return json_response(ModelList(data=cards))
+
+    async def model(self, request: HttpRequest) -> Response:
+        caller = self._gatekeeper.admit(request)
+        name: str = request.path_params["id"]
+        route = self._live.now.table.find(name)
+        if route is None:
+            raise model_not_found(name)
+        self._door.check_model(caller, route.name)
+        return json_response(_card(name, route))
+
+
+def _backends(live: Live) -> list[Backend]:
+    return [one for route in live.now.table.routes.values() for one in route.backends]
+
+
+def _card(name: str, route: Route) -> ModelCard:
+    length = min((one.max_model_len for one in route.backends), default=0)
+    return ModelCard(id=name, created=route.created, max_model_len=length)
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

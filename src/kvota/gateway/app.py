@@ -1,0 +1,138 @@
+"""The gateway's HTTP application: every path, and what answers it.
+
+    /v1/chat/completions  /v1/completions      proxy.py: door ▸ route ▸ attempts
+    /tokenize /detokenize /v1/embeddings       passages.py: a backend of the model
+    /v1/models  /v1/models/{id}                what the caller may ask for
+    /v1/requests  /admin/requests              where every request is, and DELETE to end one
+    /admin/usage /admin/backends /admin/rollouts /admin/reload
+    /health  /ready  /metrics                  alive · will accept work · Prometheus
+
+Parts are made in serve.py and put together here.
+"""
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from kvota.core.errors import KvotaError
+from kvota.edge.problems import ErrorPages
+from kvota.gateway.about import About
+from kvota.gateway.admin import Admin
+from kvota.gateway.auth import Door
+from kvota.gateway.gatekeeper import Gatekeeper
+from kvota.gateway.passages import LiveRequests, PassageEndpoint
+from kvota.gateway.proxy import GatewayEndpoint, Parts
+from kvota.wire.openai import ChatRequest, CompletionRequest
+
+_EXPOSED = [
+    "retry-after",
+    "x-should-retry",
+    "x-kvota-request-id",
+    "x-kvota-queue-ms",
+    "x-kvota-cached-tokens",
+    "x-kvota-backend",
+    "x-kvota-model",
+    "x-kvota-fallback",
+    "x-kvota-task",
+]
+_PASSED_ON = ("/tokenize", "/detokenize", "/v1/embeddings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """What answers the paths that generate nothing."""
+
+    about: About
+    admin: Admin
+    requests: LiveRequests
+    gatekeeper: Gatekeeper
+    door: Door
+
+
+def create_app(parts: Parts, pages: Pages) -> Starlette:
+    problems = ErrorPages(parts.chance)
+    app = Starlette(
+        routes=[
+            *_generating_routes(parts),
+            *_passage_routes(parts, pages),
+            *_about_routes(pages.about),
+            *_request_routes(pages.requests),
+            *_admin_routes(pages.admin),
+        ],
+        middleware=_middleware(parts.settings.cors_origins),
+        exception_handlers={
+            HTTPException: problems.http,
+            KvotaError: problems.known,
+            Exception: problems.crash,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _generating_routes(parts: Parts) -> list[Route]:
+    chat = GatewayEndpoint("chat.completions", "/v1/chat/completions", ChatRequest, parts)
+    completions = GatewayEndpoint("completions", "/v1/completions", CompletionRequest, parts)
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+    ]
+
+
+def _passage_routes(parts: Parts, pages: Pages) -> list[Route]:
+    def endpoint(path: str) -> PassageEndpoint:
+        return PassageEndpoint(
+            path, parts.live, pages.gatekeeper, pages.door, parts.settings, parts.chance,
+            parts.clock,
+        )  # fmt: skip
+
+    posts = [Route(path, endpoint(path), methods=["POST"]) for path in _PASSED_ON]
+    return [*posts, Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"])]
+
+
+def _about_routes(about: About) -> list[Route]:
+    return [
+        Route("/v1/models", about.models, methods=["GET"]),
+        Route("/v1/models/{id:path}", about.model, methods=["GET"]),
+        Route("/health", about.health, methods=["GET"]),
+        Route("/ready", about.ready, methods=["GET"]),
+        Route("/metrics", about.metrics, methods=["GET"]),
+    ]
+
+
+def _request_routes(live: LiveRequests) -> list[Route]:
+    return [
+        Route("/v1/requests", live.list_own, methods=["GET"]),
+        Route("/v1/requests/{id:path}", live.delete_own, methods=["DELETE"]),
+        Route("/admin/requests", live.list_all, methods=["GET"]),
+        Route("/admin/requests/{id:path}", live.delete, methods=["DELETE"]),
+    ]
+
+
+def _admin_routes(admin: Admin) -> list[Route]:
+    return [
+        Route("/admin/usage", admin.usage, methods=["GET"]),
+        Route("/admin/backends", admin.backends, methods=["GET"]),
+        Route("/admin/rollouts", admin.rollouts, methods=["GET"]),
+        Route("/admin/rollouts/{model:path}", admin.change_rollout, methods=["POST"]),
+        Route("/admin/reload", admin.reload, methods=["POST"]),
+    ]
+
+
+def _middleware(cors_origins: tuple[str, ...]) -> list[Middleware]:
+    """CORS only where the operator allows pages of other origins to call."""
+    if not cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED,
+        )
+    ]

@@ -1,0 +1,216 @@
+"""The parts of a gateway, put together: nothing else builds one."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+from starlette.types import ASGIApp
+
+from kvota.core.clock import Clock
+from kvota.core.errors import ConfigError
+from kvota.edge.arrival import Arrivals
+from kvota.gateway.about import About
+from kvota.gateway.abuse import AbuseSettings, AbuseWatch, Blocked
+from kvota.gateway.admin import Admin
+from kvota.gateway.app import Pages, create_app
+from kvota.gateway.auth import Door
+from kvota.gateway.backends import Registry
+from kvota.gateway.control import Control
+from kvota.gateway.dispatch import Dispatcher
+from kvota.gateway.entrance import Entrance
+from kvota.gateway.gatekeeper import Gatekeeper
+from kvota.gateway.gauges import read_gauges
+from kvota.gateway.live import Live
+from kvota.gateway.metrics import GatewayMetrics, Gauges
+from kvota.gateway.node_life import Reason
+from kvota.gateway.own_node import NodePlan, OwnNode
+from kvota.gateway.passages import LiveRequests
+from kvota.gateway.plan import ServePlan
+from kvota.gateway.policy.retries import RetrySettings
+from kvota.gateway.policy.watch import Verdict
+from kvota.gateway.proxy import Parts
+from kvota.gateway.records import Records
+from kvota.gateway.stores import Stores
+from kvota.telemetry.log import Log
+
+NOTE_RELOADED: Final = (
+    "Keys, models, backends, filters and [gateway] are as the file says now. Settings of the "
+    "engine and the address need a restart."
+)
+
+
+class Gateway:
+    """One gateway: built, not started. `app` answers; `chores` run beside it."""
+
+    def __init__(
+        self, plan: ServePlan, stores: Stores, clock: Clock, log: Log, chance: Random,
+        closing: ExitStack,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._stores = stores
+        self._clock = clock
+        self._log = log
+        self._chance = chance
+        self.registry = Registry(clock, chance, log)
+        self.own = None if plan.node is None else closing.enter_context(self._new_node(plan.node))
+        self._control = Control(
+            self.registry, chance, plan.environment, plan.read,
+            own=None if self.own is None else self.own.backend, created=int(time.time()),
+        )  # fmt: skip
+        self.live: Live = self._control.first(plan.gateway, plan.fleet)
+        self.metrics = GatewayMetrics(self._gauges)
+        self._dispatcher = Dispatcher(
+            clock,
+            RetrySettings(
+                attempts_max=plan.gateway.attempts_max, budget_ratio=plan.gateway.retry_budget
+            ),
+            on_attempt=self.metrics.attempt_ended,
+            on_rollback=self._rolled_back,
+        )
+        self.app: ASGIApp = self._new_app()
+
+    @property
+    def door(self) -> Door:
+        return self._stores.door
+
+    # --- life
+
+    def node_is_up(self) -> None:
+        """The node has said what it serves: give it a route."""
+        if self.own is not None and self.own.supervisor.ready is not None:
+            ready = self.own.supervisor.ready
+            self._control.own_model = ready.model
+            state = self.own.backend.state
+            self.own.backend.state = replace(state, max_model_len=ready.max_model_len)
+
+    async def discover(self) -> None:
+        """Look at every backend, and route to the models that only they name."""
+        await self.registry.probe_all()
+        self._control.rediscover(self.live)
+
+    def chores(self) -> list[Coroutine[Any, Any, None]]:
+        """What has to run as long as it serves."""
+        chores = [
+            self._stores.door.watch(),
+            self._stores.limits.keep_places(),
+            self._stores.usage.keep_flushing(),
+            self._keep_looking(),
+        ]
+        if self.own is not None:
+            chores.append(self.own.supervisor.watch())
+        return chores
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self.live.now.settings.probe_every_s)
+            await self.discover()
+            now = self._clock.now()
+            for route in self.live.now.table.routes.values():
+                for ejection in route.review(now):
+                    self._log.warning("outlier", backend=ejection.replica, why=ejection.reason)
+
+    def begin_drain(self) -> None:
+        """Refuse what is new, and what waits at a desk of ours."""
+        self.live.is_draining = True
+        for backend in self.registry.all():
+            if backend.desk is not None:
+                backend.desk.drain()
+
+    async def close(self) -> None:
+        await self.registry.close()
+        if self.own is not None:
+            await self.own.probe.close()
+        await self._stores.limits.close()
+
+    # --- settings
+
+    async def reload(self) -> str:
+        """Read the settings again. Returns a note; raises ConfigError, and nothing has changed."""
+        try:
+            self._control.reload(self.live)
+            await self.discover()
+        except ConfigError as error:
+            self.metrics.reloaded(is_taken=False)
+            self._log.error("reload refused", why=error.message)
+            raise
+        self.metrics.reloaded(is_taken=True)
+        self._log.info("reloaded", models=len(self.live.now.table.routes))
+        return NOTE_RELOADED
+
+    async def reload_or_log(self) -> None:
+        """The same for a signal, which nobody waits for."""
+        with contextlib.suppress(ConfigError):
+            await self.reload()
+
+    # --- parts
+
+    def _new_node(self, plan: NodePlan) -> OwnNode:
+        return OwnNode(plan, self._clock, self._log, self._chance, self._node_ended)
+
+    def _new_app(self) -> ASGIApp:
+        clock, stores, settings = self._clock, self._stores, self._plan.gateway
+        abuse = AbuseWatch(
+            AbuseSettings(
+                is_on=settings.abuse_watch,
+                key_failures_max=settings.abuse_failures_max,
+                address_failures_max=max(1, settings.abuse_failures_max // 2),
+                block_s=settings.abuse_block_s,
+            ),
+            self._blocked,
+        )
+        gatekeeper = Gatekeeper(stores.door, abuse, clock, self._log)
+        entrance = Entrance(stores.door, stores.limits, abuse, clock)
+        parts = Parts(
+            live=self.live,
+            entrance=entrance,
+            dispatcher=self._dispatcher,
+            settings=self._plan.edge,
+            clock=clock,
+            chance=self._chance,
+            arrivals=Arrivals(self._plan.edge, clock, time.time, self._chance),
+            record=Records(
+                self.metrics, entrance, self._log, time.time,
+                usage=stores.usage, journal=stores.journal,
+            ),
+        )  # fmt: skip
+        own = None if self.own is None else self.own.backend
+        pages = Pages(
+            about=About(self.live, gatekeeper, stores.door, self.metrics, own),
+            admin=Admin(
+                self.live, gatekeeper, clock, self._log, usage=stores.usage, reload=self.reload
+            ),
+            requests=LiveRequests(self.live, gatekeeper),
+            gatekeeper=gatekeeper,
+            door=stores.door,
+        )
+        return create_app(parts, pages)
+
+    def _gauges(self) -> Gauges:
+        return read_gauges(
+            self._clock,
+            self.registry,
+            self.live,
+            self._dispatcher,
+            self._stores.limits,
+            None if self.own is None else self.own.supervisor,
+        )
+
+    # --- what is told to the operator
+
+    def _node_ended(self, why: Reason) -> None:
+        self.metrics.node_ended(why.value)
+
+    def _blocked(self, block: Blocked) -> None:
+        self.metrics.blocked(block.suspicion.value)
+        self._log.warning(
+            "abuse blocked", suspect=block.suspect, kind=block.suspicion.value, s=block.block_s
+        )
+
+    def _rolled_back(self, model: str, verdict: Verdict) -> None:
+        self.metrics.rolled_back(model, verdict.version)
+        self._log.error("rolled back", model=model, version=verdict.version, why=verdict.reason)

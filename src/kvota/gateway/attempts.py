@@ -1,0 +1,262 @@
+"""One attempt of one request on one backend, for both kinds of backend.
+
+    own kind   body as it came (renamed where the node knows another name) ─▶ node_passage
+    foreign    counted ─▶ the desk kept here grants ─▶ relay, which counts what comes back
+
+Either way the attempt ends with the client's answer, or with an exception that says what it means
+for the backend (`verdict_of`).
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import ClientClosed, Refused
+from kvota.edge.arrival import Arrival
+from kvota.edge.exchange import Exchange, beside
+from kvota.edge.trust import told
+from kvota.gateway.caller import Caller
+from kvota.gateway.calls import Call
+from kvota.gateway.filters.content import Filters, OutputGuard
+from kvota.gateway.node_passage import PassedOn, pass_on
+from kvota.gateway.node_upstream import NodeUpstream
+from kvota.gateway.policy.retries import Failure, failure_of_status
+from kvota.gateway.routes import Target
+from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
+from kvota.gateway.upstream.foreign_desk import ticket_of
+from kvota.gateway.upstream.outgoing import outgoing_body, outgoing_headers, renamed_body
+from kvota.gateway.upstream.passage import Ask
+from kvota.gateway.upstream.relay import Relay, while_client_stays
+from kvota.wire.openai import ChatRequest, CompletionRequest
+
+Body = ChatRequest | CompletionRequest
+
+_FAILURES: Final[Mapping[FailureKind, Failure]] = {
+    FailureKind.CONNECT: Failure.UNREACHABLE,
+    FailureKind.FIRST_BYTE_TIMEOUT: Failure.SILENT,
+    FailureKind.IDLE_TIMEOUT: Failure.SILENT,
+    FailureKind.CUT: Failure.LOST,
+    FailureKind.MALFORMED: Failure.GARBLED,
+    FailureKind.TOO_LARGE: Failure.GARBLED,
+    FailureKind.FULL: Failure.BUSY,
+    FailureKind.CREDENTIALS: Failure.MISCONFIGURED,
+    FailureKind.ERROR_EVENT: Failure.ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request, read and understood as far as the gateway needs to."""
+
+    path: str
+    content: bytes
+    body: Body
+    arrival: Arrival
+    caller: Caller
+    client_headers: Mapping[bytes, bytes]
+    max_tokens: int | None  # of one choice; None: the client leaves it to us
+    num_choices: int  # over all prompts
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body.stream)
+
+
+class Attempt:
+    """`run` it once. `call` learns what came back, also when it broke."""
+
+    def __init__(
+        self,
+        target: Target,
+        asked: Asked,
+        call: Call,
+        exchange: Exchange,
+        clock: Clock,
+        filters: Filters,
+        *,
+        output_tokens_assumed: int,
+    ) -> None:
+        self._target = target
+        self._asked = asked
+        self._call = call
+        self._exchange = exchange
+        self._clock = clock
+        self._filters = filters
+        self._output_tokens_assumed = output_tokens_assumed
+        self._remark: Callable[[], str] = self._place_in_line
+
+    async def run(self) -> None:
+        """Raises what `verdict_of` judges, and whatever is the request's own fault."""
+        backend = self._target.backend
+        backend.num_open += 1
+        try:
+            if backend.is_own_kind and not self._filters.has_output:
+                await self._through_node()
+            else:
+                await self._through_relay()
+        finally:
+            backend.num_open -= 1
+
+    # --- a node of ours: as it is
+
+    async def _through_node(self) -> None:
+        target, asked = self._target, self._asked
+        upstream = target.backend.upstream
+        assert isinstance(upstream, NodeUpstream)
+        content = asked.content
+        if asked.body.model != target.model:
+            content = renamed_body(content, model=target.model)
+        async with (
+            while_client_stays(self._exchange),
+            upstream.ask("POST", asked.path, content, self._headers()) as reply,
+        ):
+            await pass_on(reply, self._exchange, self._call, self._clock)
+
+    def _headers(self) -> dict[str, str]:
+        asked, backend = self._asked, self._target.backend
+        headers = outgoing_headers(
+            asked.client_headers, request_id=self._call.client_id, kind=backend.kind
+        )
+        if not backend.is_own_kind:
+            return headers
+        band = asked.caller.band(asked.arrival.band)
+        headers["x-kvota-priority"] = band.name.lower()
+        for name, value in told(asked.caller.tenant, asked.caller.weight):
+            headers[name.decode()] = value.decode("utf-8")
+        return headers
+
+    # --- any backend: counted here, or read for the filter
+
+    async def _through_relay(self) -> None:
+        exchange, asked, target = self._exchange, self._asked, self._target
+        backend = target.backend
+        max_tokens = await self._price()
+        also = {} if asked.max_tokens is not None else {"max_tokens": max_tokens}
+        body = outgoing_body(asked.content, model=target.model, kind=backend.kind, also=also)
+        async with (
+            while_client_stays(exchange),
+            self._bridged(),
+            self._admitted(max_tokens) as place,
+        ):
+            if place is not None:
+                self._note_queue(place.queued_s)
+            async with backend.upstream.open(
+                asked.path, body, self._headers(), deadline_s=asked.arrival.deadline_s
+            ) as reply:
+                relay = Relay(
+                    reply,
+                    self._ask(max_tokens),
+                    self._clock,
+                    watcher=place,
+                    text_filter=_Guards(self._filters) if self._filters.has_output else None,
+                )
+                self._remark = relay.remark
+                try:
+                    await self._relayed(relay)
+                finally:
+                    self._learn(relay)
+
+    async def _price(self) -> int:
+        """Count the prompt; returns the most tokens that one choice may have."""
+        asked, backend = self._asked, self._target.backend
+        if backend.desk is None:
+            return asked.max_tokens or self._output_tokens_assumed
+        counted = await backend.counter(self._target.model).count(asked.content)
+        self._call.prompt_tokens = counted.tokens
+        left = max(backend.max_model_len - counted.tokens, 1)
+        return asked.max_tokens or min(left, self._output_tokens_assumed)
+
+    def _admitted(self, max_tokens: int) -> AbstractAsyncContextManager[Any]:
+        """A place at the desk, where the gateway keeps one; it waits, and tells where."""
+        desk, asked = self._target.backend.desk, self._asked
+        if desk is None:
+            return nullcontext()
+        ticket = ticket_of(
+            asked.caller,
+            asked.arrival,
+            model=self._target.model,
+            prompt_tokens=self._call.prompt_tokens,
+            max_tokens=max_tokens,
+            num_choices=asked.num_choices,
+        )
+        return desk.admitted(ticket)
+
+    def _note_queue(self, queued_s: float) -> None:
+        self._call.queued_s = queued_s
+        header = (b"x-kvota-queue-ms", b"%d" % round(1000 * queued_s))
+        self._exchange.headers.append(header)
+
+    def _bridged(self) -> AbstractAsyncContextManager[None]:
+        """Comments through the silences of a stream: in line, and before its first token."""
+        if not self._asked.is_stream:
+            return nullcontext()
+        return beside(self._exchange.keep_alive(lambda: self._remark()))
+
+    def _place_in_line(self) -> str:
+        desk = self._target.backend.desk
+        said = None if desk is None else desk.remark(self._asked.arrival.id)
+        return said or "heartbeat"
+
+    def _ask(self, max_tokens: int) -> Ask:
+        body, options = self._asked.body, self._asked.body.stream_options
+        wants_usage = bool(options and options.include_usage)
+        return Ask(
+            is_stream=bool(body.stream),
+            wants_usage=wants_usage,
+            wants_running_usage=bool(wants_usage and options and options.continuous_usage_stats),
+            num_choices=self._asked.num_choices,
+            model=None if self._target.backend.is_own_kind else self._target.route.name,
+            prompt_tokens=self._call.prompt_tokens,
+            output_tokens_max=max_tokens * self._asked.num_choices,
+        )
+
+    async def _relayed(self, relay: Relay) -> None:
+        if self._asked.is_stream:
+            await relay.stream(self._exchange)
+            return
+        body = await relay.collect()
+        await self._exchange.respond(200, body)
+
+    def _learn(self, relay: Relay) -> None:
+        call, tally = self._call, relay.tally
+        call.prompt_tokens = tally.prompt_tokens or call.prompt_tokens
+        call.cached_tokens = tally.cached_tokens
+        call.output_tokens = tally.output_tokens
+        call.first_token_s = tally.first_token_s
+
+
+class _Guards:
+    """The content filter's guards, one for each text of an answer (`passage.TextFilter`)."""
+
+    def __init__(self, filters: Filters) -> None:
+        self._filters = filters
+        self._guards: dict[str, OutputGuard] = {}
+
+    def feed(self, stream: str, text: str) -> str:
+        guard = self._guards.get(stream)
+        if guard is None:
+            guard = self._guards[stream] = self._filters.guard()
+        return guard.push(text)
+
+    def finish(self, stream: str) -> str:
+        guard = self._guards.pop(stream, None)
+        return "" if guard is None else guard.finish()
+
+
+def verdict_of(error: BaseException) -> Failure | None:
+    """What an attempt's end says about it; None where it is the request's own, and final."""
+    if isinstance(error, ClientClosed):
+        return Failure.CLIENT_GONE
+    if isinstance(error, RejectedByBackend):
+        return Failure.CLIENT_ERROR
+    if isinstance(error, PassedOn):
+        has_retry_after = any(name == b"retry-after" for name, _ in error.headers)
+        return failure_of_status(error.status, has_retry_after=has_retry_after)
+    if isinstance(error, AttemptFailed):
+        known = _FAILURES.get(error.kind_of_failure)
+        if known is not None:
+            return known
+        return failure_of_status(error.backend_status or 500) or Failure.ERROR
+    return Failure.BUSY if isinstance(error, Refused) else None

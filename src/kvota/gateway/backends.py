@@ -1,0 +1,257 @@
+"""The backends of a gateway, alive: each with its connections, its health and its breaker.
+
+    Backend   upstream · breaker · state (as last probed) · desk, where the gateway keeps one
+    Registry  all of them by name; takes in a new set and keeps what did not change
+
+An own node is asked through its supervisor whether it is up; every other backend is what its probe
+says. Figures are as old as the last probe.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+from kvota.core.clock import Clock
+from kvota.core.errors import ConfigError, Refused
+from kvota.desk.settings import DeskSettings
+from kvota.gateway.node_upstream import NodeUpstream
+from kvota.gateway.policy.breaker import Breaker, BreakerSettings
+from kvota.gateway.policy.routing import Replica
+from kvota.gateway.settings import BackendEntry
+from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
+from kvota.gateway.upstream.counting import (
+    BackendCounter,
+    EstimatingCounter,
+    PromptCounter,
+)
+from kvota.gateway.upstream.foreign_desk import ForeignDesk
+from kvota.gateway.upstream.kinds import TRAITS, BackendKind
+from kvota.gateway.upstream.probing import BackendState, Prober
+from kvota.telemetry.log import Log
+
+KV_TOKENS_UNKNOWN: Final = 100_000  # of a backend that says nothing and for which nothing is set
+MODEL_LEN_UNKNOWN: Final = 8192
+CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
+
+
+class Supervised(Protocol):
+    """What a backend needs of the supervisor of its process."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    def refusal(self) -> Refused:
+        """What clients are told while it does not serve, with when to come back."""
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """One engine server. `desk` is None where it admits for itself."""
+
+    entry: BackendEntry
+    upstream: Upstream
+    prober: Prober
+    breaker: Breaker
+    desk: ForeignDesk | None
+    supervised: Supervised | None = None
+    state: BackendState = field(default_factory=lambda: BackendState(is_healthy=True))
+    is_draining: bool = False
+    num_open: int = 0  # attempts under way
+    latency_s: float | None = None  # to the first token, smoothed
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def kind(self) -> BackendKind:
+        return self.entry.kind
+
+    @property
+    def is_own_kind(self) -> bool:
+        """It speaks our dialect to the byte, and prices requests itself."""
+        return TRAITS[self.kind].has_own_desk
+
+    @property
+    def max_model_len(self) -> int:
+        return self.entry.max_model_len or self.state.max_model_len or MODEL_LEN_UNKNOWN
+
+    def counter(self, model: str) -> PromptCounter:
+        """How prompts for `model` are counted here."""
+        form = TRAITS[self.kind].tokenize
+        if form is None:
+            return EstimatingCounter()
+        return BackendCounter(self.upstream, form, model=model)
+
+    def replica(self, now: float, *, is_ejected: bool = False) -> Replica:
+        """What routing knows of it."""
+        state = self.state
+        running, waiting = state.running, state.waiting
+        free = None
+        if self.desk is not None:
+            seen = self.desk.snapshot()
+            running = max(running or 0, sum(seen.running.values()))
+            waiting = max(waiting or 0, sum(seen.waiting.values()))
+        if state.capacity_tokens is not None and state.used_tokens is not None:
+            free = state.capacity_tokens - state.used_tokens
+        return Replica(
+            id=self.name,
+            is_healthy=state.is_healthy and (self.supervised is None or self.supervised.is_up),
+            is_draining=self.is_draining,
+            can_pass=self.breaker.can_pass(now) and not is_ejected,
+            free_kv_tokens=free,
+            running=running or 0,
+            waiting=waiting or 0,
+            kv_usage=state.kv_usage or 0.0,
+            latency_s=self.latency_s,
+        )
+
+    async def look(self) -> None:
+        """Probe it, and correct its desk by what it says.
+
+        Of an own node only the figures are taken: whether it is well, its supervisor knows.
+        """
+        seen = await self.prober.probe()
+        if self.supervised is None or seen.is_healthy:
+            self.state = seen
+        if self.desk is not None and seen.is_healthy:
+            self.desk.correct(seen.reading)
+
+    async def close(self) -> None:
+        if self.desk is not None:
+            self.desk.drain()
+        await self.upstream.close()
+
+
+class Registry:
+    """All backends. Used on one event loop."""
+
+    def __init__(self, clock: Clock, chance: Random, log: Log) -> None:
+        self._clock = clock
+        self._chance = chance
+        self._log = log
+        self._backends: dict[str, Backend] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._backends[name]
+
+    def all(self) -> tuple[Backend, ...]:
+        return tuple(self._backends.values())
+
+    def build(
+        self, entries: Iterable[BackendEntry], *, environment: Mapping[str, str] = os.environ
+    ) -> dict[str, Backend]:
+        """Backends for `entries`; those that are here unchanged are the same objects.
+
+        Raises ConfigError, and changes nothing. `adopt` makes them the ones in use.
+        """
+        built: dict[str, Backend] = {}
+        for entry in entries:
+            here = self._backends.get(entry.name)
+            is_same = here is not None and here.entry == entry
+            built[entry.name] = here if here and is_same else self._new(entry, environment)
+        return built
+
+    def add(self, backend: Backend) -> None:
+        """A backend that is in no file: the own node."""
+        self._backends[backend.name] = backend
+
+    def adopt(self, built: Mapping[str, Backend]) -> None:
+        """Use these, and the own node. Others finish what they answer and are closed."""
+        kept = {name: one for name, one in self._backends.items() if one.supervised is not None}
+        for name, old in self._backends.items():
+            if old not in built.values() and name not in kept:
+                old.is_draining = True
+                self._leave(old)
+        self._backends = {**kept, **built}
+
+    async def probe_all(self) -> None:
+        """Look at every backend once. Never raises."""
+        before = {one.name: one.state.is_healthy for one in self.all()}
+        await asyncio.gather(
+            *(one.look() for one in self.all() if one.supervised is None or one.supervised.is_up)
+        )
+        for one in self.all():
+            if one.state.is_healthy != before.get(one.name, True):
+                say = self._log.info if one.state.is_healthy else self._log.warning
+                say("backend", backend=one.name, healthy=one.state.is_healthy, why=one.state.why)
+
+    async def close(self) -> None:
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        for backend in self.all():
+            await backend.close()
+
+    def _leave(self, backend: Backend) -> None:
+        task = asyncio.create_task(_close_when_idle(backend))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _new(self, entry: BackendEntry, environment: Mapping[str, str]) -> Backend:
+        is_ours = TRAITS[entry.kind].has_own_desk
+        client = NodeUpstream if is_ours else Upstream
+        upstream = client(upstream_settings(entry, environment), self._clock)
+        return new_backend(entry, upstream, self._clock, self._chance)
+
+
+def new_backend(
+    entry: BackendEntry,
+    upstream: Upstream,
+    clock: Clock,
+    chance: Random,
+    supervised: Supervised | None = None,
+) -> Backend:
+    has_desk = not TRAITS[entry.kind].has_own_desk
+    return Backend(
+        entry=entry,
+        upstream=upstream,
+        prober=Prober(upstream, entry.kind, clock),
+        breaker=Breaker(BreakerSettings(), chance),
+        desk=_desk(entry, clock) if has_desk else None,
+        supervised=supervised,
+    )
+
+
+def upstream_settings(entry: BackendEntry, environment: Mapping[str, str]) -> UpstreamSettings:
+    """Raises ConfigError, also for a key that is not in the environment."""
+    api_key = None
+    if entry.api_key_env is not None:
+        api_key = environment.get(entry.api_key_env)
+        if not api_key:
+            raise ConfigError(
+                f"backend {entry.name}: the variable {entry.api_key_env}, which should hold its "
+                "key, is not set."
+            )
+    return UpstreamSettings(
+        name=entry.name,
+        url=entry.url,
+        unix_socket=entry.unix_socket,
+        api_key=api_key,
+        verify_tls=entry.verify_tls,
+        connections_max=entry.connections_max,
+        first_byte_timeout_s=entry.first_byte_timeout_s,
+        idle_timeout_s=entry.idle_timeout_s,
+    )
+
+
+def _desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
+    settings = DeskSettings(
+        max_running_requests=entry.max_running_requests,
+        max_waiting_queue=entry.max_waiting_queue,
+    )
+    capacity = entry.kv_tokens or KV_TOKENS_UNKNOWN
+    return ForeignDesk(clock, settings, capacity_tokens=capacity, share=entry.kv_share)
+
+
+async def _close_when_idle(backend: Backend) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_AFTER_S):
+            while backend.num_open:  # noqa: ASYNC110 - a second more or less does not matter
+                await asyncio.sleep(1.0)
+    await backend.close()

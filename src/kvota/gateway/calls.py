@@ -1,0 +1,79 @@
+"""One request on its way through the gateway, and the record that is left of it."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvota.core.errors import Outcome, Refusal
+from kvota.gateway.caller import Caller
+
+UNKNOWN: Final = "unknown"  # the model of a request that named none that is here
+CLIENT_CLOSED_STATUS: Final = 499
+
+
+@dataclass(slots=True)
+class Call:
+    """What is known of a request so far, filled in by whoever learns it. Times: clock seconds."""
+
+    id: str  # ours
+    client_id: str  # the client's, or ours: echoed and logged
+    endpoint: str
+    arrived_s: float
+    address: str | None
+    caller: Caller | None = None
+    model: str = UNKNOWN  # the public name that answered, or was meant to
+    task: str | None = None
+    is_stream: bool = False
+    num_choices: int = 1
+    max_tokens: int | None = None
+    backend: str | None = None  # of the last attempt
+    version: str | None = None
+    fallback: str | None = None  # from → to and why
+    num_attempts: int = 0
+    status: int = 200
+    code: str | None = None
+    outcome: Outcome = Outcome.COMPLETED
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    queued_s: float | None = None
+    first_token_s: float | None = None  # when it came
+    ended_s: float = 0.0
+    why: str | None = None  # for the log alone: why the door stayed shut, which rule was found
+    prefix: tuple[int, ...] = field(default=())  # for the journal
+
+    @property
+    def total_s(self) -> float:
+        return self.ended_s - self.arrived_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """The mean gap after the first token; None below two."""
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+
+    def kv_block_seconds(self, block_size: int) -> float:
+        """Blocks held, times how long: what a request really takes. From outside, an estimate.
+
+        The prompt is held all the time, the output grows from nothing to all of it.
+        """
+        held_s = max(self.total_s - (self.queued_s or 0.0), 0.0)
+        tokens = self.prompt_tokens + self.output_tokens / 2
+        return tokens / block_size * held_s if self.output_tokens else 0.0
+
+
+def outcome_of_code(status: int, code: str | None) -> Outcome:
+    """How a request ended that a node answered with an error."""
+    if code == Refusal.QUEUE_TIMEOUT.value:
+        return Outcome.QUEUE_TIMEOUT
+    if code in {reason.value for reason in Refusal}:
+        return Outcome.REFUSED
+    if status == 504 or code == "request_timeout":
+        return Outcome.REQUEST_TIMEOUT
+    if status == 410 or code == "request_cancelled":
+        return Outcome.CLIENT_CLOSED
+    return Outcome.INVALID if 400 <= status < 500 else Outcome.ENGINE_ERROR

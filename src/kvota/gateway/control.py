@@ -1,0 +1,155 @@
+"""Taking in settings: at the start, on a reload, and when backends tell what models they have.
+
+    settings + fleet ──▶ backends (kept where unchanged) ──▶ routes ──▶ Rules ──▶ Live.now
+
+All of it is made before any of it is used. Whatever is wrong raises ConfigError and changes
+nothing; requests that are under way keep what they began with.
+"""
+
+import importlib.resources
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from random import Random
+
+from kvota.core.errors import ConfigError
+from kvota.gateway.backends import Backend, Registry
+from kvota.gateway.filters.content import Filters, FilterSettings, load_filters
+from kvota.gateway.live import Live, Rules
+from kvota.gateway.policy.tasks import (
+    ENTRY_POINT_GROUP,
+    SHIPPED_RULES,
+    Classifier,
+    RuleClassifier,
+    load_rules,
+)
+from kvota.gateway.routes import RouteBuilder
+from kvota.gateway.settings import (
+    OWN_NODE,
+    Fleet,
+    GatewaySettings,
+    ModelEntry,
+    check_fleet,
+)
+
+Settings = tuple[GatewaySettings, Fleet]
+
+
+@dataclass(slots=True)
+class Control:
+    """One per gateway. `read` gives the settings anew; `own` is the supervised node."""
+
+    registry: Registry
+    chance: Random
+    environment: Mapping[str, str]
+    read: Callable[[], Settings]
+    own: Backend | None = None
+    own_model: str | None = None  # its served name
+    created: int = 0  # Unix seconds, of models that nobody dates
+    _fleet: Fleet = Fleet()  # noqa: RUF009 - frozen
+
+    def first(self, settings: GatewaySettings, fleet: Fleet) -> Live:
+        """The state to begin with. Raises ConfigError."""
+        return Live(self._take(settings, fleet, None))
+
+    def reload(self, live: Live) -> None:
+        """Read the settings again and use them. Raises ConfigError, and then nothing changes."""
+        settings, fleet = self.read()
+        live.now = self._take(settings, fleet, live.now)
+
+    def rediscover(self, live: Live) -> None:
+        """Give every backend that no [[models]] names a route for each model it has."""
+        old = live.now
+        entries = self._models(self._fleet)
+        if entries != [route.entry for route in old.table.routes.values()]:
+            backends = {one.name: one for one in self.registry.all()}
+            table = self._builder(old.settings).build(entries, backends, old.table)
+            live.now = Rules(
+                settings=old.settings,
+                table=table,
+                filters=old.filters,
+                classifier=old.classifier,
+            )
+
+    def _take(self, settings: GatewaySettings, fleet: Fleet, old: Rules | None) -> Rules:
+        check_fleet(fleet, has_own_node=self.own is not None)
+        filters, classifier = new_filters(settings), new_classifier(settings)
+        backends = self.registry.build(fleet.backends, environment=self.environment)
+        if self.own is not None:
+            backends[OWN_NODE] = self.own
+        before = old.table if old is not None else None
+        table = self._builder(settings).build(self._models(fleet, backends), backends, before)
+        self.registry.adopt(backends)
+        self._fleet = fleet
+        return Rules(settings=settings, table=table, filters=filters, classifier=classifier)
+
+    def _builder(self, settings: GatewaySettings) -> RouteBuilder:
+        return RouteBuilder(settings, self.chance, created=self.created)
+
+    def _models(
+        self, fleet: Fleet, backends: Mapping[str, Backend] | None = None
+    ) -> list[ModelEntry]:
+        """Those of the file, then those that backends offer which no entry of the file names."""
+        known = backends or {one.name: one for one in self.registry.all()}
+        named = {
+            name for one in fleet.models for made in one.all_versions() for name in made.backends
+        }
+        taken = {name for one in fleet.models for name in (one.name, *one.aliases)}
+        offered: dict[str, list[str]] = {}
+        for name, backend in known.items():
+            if name not in named:
+                for model in self._offered(backend):
+                    offered.setdefault(model, []).append(name)
+        found = [
+            ModelEntry(name=model, backends=tuple(names))
+            for model, names in offered.items()
+            if model not in taken
+        ]
+        return [*fleet.models, *found]
+
+    def _offered(self, backend: Backend) -> Iterable[str]:
+        if backend is self.own:
+            return () if self.own_model is None else (self.own_model,)
+        return backend.state.models
+
+
+def new_filters(settings: GatewaySettings) -> Filters:
+    """Raises ConfigError for lists and plug-ins that are not there."""
+    return load_filters(
+        FilterSettings(
+            block_lists=settings.block_lists,
+            plugins=settings.filter_plugins,
+            on_input=settings.filter_input,
+            on_output=settings.filter_output,
+        )
+    )
+
+
+def new_classifier(settings: GatewaySettings) -> Classifier:
+    """The rules that come with kvota, the operator's, or a plug-in. Raises ConfigError."""
+    if settings.classifier is not None:
+        return _plugged_in(settings.classifier)
+    if settings.task_rules is None:
+        shipped = importlib.resources.files("kvota.gateway.policy") / SHIPPED_RULES
+        return RuleClassifier(load_rules(shipped.read_text("utf-8"), SHIPPED_RULES))
+    try:
+        text = Path(settings.task_rules).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"task_rules: cannot read {settings.task_rules}: {error}.") from error
+    return RuleClassifier(load_rules(text, settings.task_rules))
+
+
+def _plugged_in(name: str) -> Classifier:
+    known = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigError(
+            f"No installed package offers the classifier {name!r} (entry point group "
+            f"{ENTRY_POINT_GROUP}). Those there are: {there}."
+        )
+    try:
+        made: Classifier = known[name].load()()
+    except Exception as error:  # a boundary: the code is somebody else's
+        raise ConfigError(f"The classifier {name!r} cannot be made: {error!r}.") from error
+    return made

@@ -1,0 +1,271 @@
+"""Which backend answers, and which one next when the first did not.
+
+    route ─▶ over its threshold? ─▶ the next model of its chain
+      ─▶ a replica: attempt ─▶ failed, and nothing was sent ─▶ another replica ─▶ the next model
+
+Attempts share one budget (`policy/retries.py`), and once a byte of content went out there is no
+other attempt. Every attempt ends its breaker's permit, and is seen by outlier watch and rollout.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import KvotaError, Refusal, Refused, RequestTimeout
+from kvota.edge.exchange import Exchange
+from kvota.edge.problems import RawHeaders
+from kvota.gateway.attempts import Asked, Attempt, verdict_of
+from kvota.gateway.calls import Call
+from kvota.gateway.live import Rules
+from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain, prefix_chain
+from kvota.gateway.policy.retries import (
+    Attempts,
+    Blame,
+    Failure,
+    RetryBudget,
+    RetrySettings,
+    blame,
+)
+from kvota.gateway.policy.watch import Verdict
+from kvota.gateway.routes import LATENCY_SMOOTHING, Route, Target
+from kvota.gateway.upstream.failures import AttemptFailed
+
+CONVERSATION: Final = b"x-kvota-conversation"  # what belongs together, for affinity and rollout
+RETRY_AFTER_UNHEALTHY_S: Final = 5.0
+_BYTES_PER_TOKEN: Final = 4  # of a body, for a price that only compares replicas
+_CONVERSATION_LENGTH_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt has ended. For metrics."""
+
+    backend: str
+    failure: Failure | None  # None: it went well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What is the same for all attempts of one request."""
+
+    sticky_key: str
+    ticket_tokens: int
+    prefix: PrefixChain
+    conversation: str | None
+
+
+class Dispatcher:
+    """One per gateway. `on_attempt` and `on_rollback` hear of what happened."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        retries: RetrySettings,
+        *,
+        on_attempt: Callable[[Ended], None],
+        on_rollback: Callable[[str, Verdict], None],
+    ) -> None:
+        self._clock = clock
+        self._retries = retries
+        self.budget = RetryBudget(retries)
+        self._on_attempt = on_attempt
+        self._on_rollback = on_rollback
+
+    async def answer(
+        self, route: Route, asked: Asked, exchange: Exchange, call: Call, rules: Rules
+    ) -> None:
+        """Get the answer from somewhere. Raises what the client is told when nobody has one."""
+        now = self._clock.now()
+        self.budget.note_request(now)
+        attempts = Attempts(self._retries, self.budget, asked.arrival.deadline_s)
+        chain, why = _chain(route, asked, rules, now)
+        wanted = _wanted(route, asked, call)
+        standing = list(exchange.headers)
+        error: KvotaError | None = None
+        for one in chain:
+            if one is not route and why is None:
+                why = "no backend could answer" if error is None else "its backends failed"
+            while (target := self._pick(one, wanted, attempts)) is not None:
+                _note_target(call, target, route, why)
+                exchange.headers = [*standing, *_told(call, target)]
+                error = await self._attempt(target, asked, exchange, call, rules, attempts)
+                if error is None:
+                    return
+        raise error or nobody(chain, now)
+
+    def _pick(self, route: Route, wanted: _Wanted, attempts: Attempts) -> Target | None:
+        return route.pick(
+            self._clock.now(),
+            sticky_key=wanted.sticky_key,
+            ticket_tokens=wanted.ticket_tokens,
+            prefix=wanted.prefix,
+            conversation=wanted.conversation,
+            tried=attempts.tried,
+        )
+
+    async def _attempt(
+        self,
+        target: Target,
+        asked: Asked,
+        exchange: Exchange,
+        call: Call,
+        rules: Rules,
+        attempts: Attempts,
+    ) -> KvotaError | None:
+        """None: the client has its answer. An error: another attempt may be made.
+
+        Raises when this was the last one.
+        """
+        attempts.begin(target.backend.name)
+        began_s = self._clock.now()
+        attempt = Attempt(
+            target, asked, call, exchange, self._clock, rules.filters,
+            output_tokens_assumed=rules.settings.output_tokens_assumed,
+        )  # fmt: skip
+        try:
+            await attempt.run()
+        except KvotaError as error:
+            failure = verdict_of(error)
+            self._judge(target, failure, error, call, began_s)
+            if failure is None:
+                raise
+            has_sent = call.first_token_s is not None or exchange.is_gone
+            if attempts.after(failure, content_sent=has_sent, now=self._clock.now()) is not None:
+                raise _last(error, target, has_sent=has_sent) from error
+            return _last(error, target, has_sent=False)
+        except BaseException:
+            target.backend.breaker.withdraw(target.permit, self._clock.now())
+            raise
+        self._judge(target, None, None, call, began_s)
+        return None
+
+    def _judge(
+        self,
+        target: Target,
+        failure: Failure | None,
+        error: KvotaError | None,
+        call: Call,
+        began_s: float,
+    ) -> None:
+        """Tell breaker, outlier watch and rollout how it went."""
+        now, backend = self._clock.now(), target.backend
+        says = Blame.NOTHING
+        if failure is not None:
+            says = blame(failure, content_sent=call.first_token_s is not None)
+        is_own_fault = says is Blame.FAILED or isinstance(error, RequestTimeout)
+        if failure is None and error is None:
+            backend.breaker.report(target.permit, True, now)
+        elif says is Blame.FAILED and backend.supervised is None:
+            backend.breaker.report(target.permit, False, now)
+        else:
+            backend.breaker.withdraw(target.permit, now)
+            hold_s = _hold_s(error) if says is Blame.HELD else None
+            if hold_s is not None:
+                backend.breaker.hold(now + hold_s, now)
+        self._on_attempt(Ended(backend.name, failure))
+        if failure is None or is_own_fault:
+            self._observe(target, failure is None and error is None, call, began_s, now)
+
+    def _observe(self, target: Target, ok: bool, call: Call, began_s: float, now: float) -> None:
+        ttft_s = None if call.first_token_s is None else call.first_token_s - began_s
+        backend, route = target.backend, target.route
+        if ttft_s is not None:
+            old = backend.latency_s or ttft_s
+            backend.latency_s = old + LATENCY_SMOOTHING * (ttft_s - old)
+        version = route.versions[target.version]
+        version.outliers.observe(backend.name, ok, call.time_per_output_token_s, now)
+        verdict = route.rollout.observe(target.version, ok, ttft_s, now)
+        if verdict.rolls_back:
+            self._on_rollback(route.name, verdict)
+
+
+def _chain(
+    route: Route, asked: Asked, rules: Rules, now: float
+) -> tuple[tuple[Route, ...], str | None]:
+    """The models that may answer, in order, and why the first one is not the one asked for.
+
+    A model over its threshold is passed over as long as one behind it is not.
+    """
+    if not asked.caller.may_fall_back:
+        return (route,), None
+    chain = tuple(
+        one for one in rules.table.chain(route) if one is route or asked.caller.may_use(one.name)
+    )
+    for at, one in enumerate(chain):
+        why = one.why_over(now)
+        if why is None:
+            return chain[at:], None if at == 0 else route.why_over(now)
+    return chain, None
+
+
+def _wanted(route: Route, asked: Asked, call: Call) -> _Wanted:
+    given = asked.client_headers.get(CONVERSATION, b"")[:_CONVERSATION_LENGTH_MAX]
+    conversation = f"{asked.caller.tenant}/{given.decode('utf-8', 'replace')}" if given else None
+    key = asked.caller.key_id
+    sticky_key = conversation or (call.id if key == "anonymous" else key)
+    output = asked.max_tokens or 0
+    return _Wanted(
+        sticky_key=sticky_key,
+        ticket_tokens=len(asked.content) // _BYTES_PER_TOKEN + asked.num_choices * output,
+        prefix=_prefix(asked) if route.has_choice else NO_PREFIX,
+        conversation=conversation,
+    )
+
+
+def _prefix(asked: Asked) -> PrefixChain:
+    """Of the body's bytes as they are: equal beginnings of prompts are equal beginnings there."""
+    return prefix_chain(asked.content.decode("utf-8", "replace"), asked.body.cache_salt or "")
+
+
+def _note_target(call: Call, target: Target, asked_for: Route, why: str | None) -> None:
+    call.num_attempts += 1
+    call.backend, call.version = target.backend.name, target.version
+    call.model = target.route.name
+    if target.route is not asked_for:
+        call.fallback = f"{asked_for.name} -> {target.route.name}: {why}"
+
+
+def _told(call: Call, target: Target) -> RawHeaders:
+    """Who really answers, and why not the one that was asked."""
+    headers = [
+        (b"x-kvota-backend", target.backend.name.encode()),
+        (b"x-kvota-model", target.model.encode("ascii", "replace")),
+    ]
+    if call.fallback is not None:
+        headers.append((b"x-kvota-fallback", call.fallback.encode("ascii", "replace")))
+    if call.task is not None:
+        headers.append((b"x-kvota-task", call.task.encode("ascii", "replace")))
+    return headers
+
+
+def _hold_s(error: KvotaError | None) -> float | None:
+    """How long a foreign backend wants peace. A node's desk says no to one request, not to all."""
+    if isinstance(error, AttemptFailed):
+        return RETRY_AFTER_UNHEALTHY_S if error.retry_after_s is None else error.retry_after_s
+    return None
+
+
+def _last(error: KvotaError, target: Target, *, has_sent: bool) -> KvotaError:
+    """What the client is told if there is no other attempt."""
+    if not isinstance(error, AttemptFailed):
+        return error
+    supervised = target.backend.supervised
+    if supervised is not None and not has_sent:
+        return supervised.refusal()  # its process has died, and is being started again
+    return error.for_client()
+
+
+def nobody(chain: Sequence[Route], now: float) -> KvotaError:
+    """What is said when no backend may be asked now, and when one may again."""
+    backends = [one for route in chain for one in route.backends]
+    for one in backends:
+        if one.supervised is not None and not one.supervised.is_up:
+            return one.supervised.refusal()
+    waits = [one.breaker.retry_after_s(now) for one in backends if one.state.is_healthy]
+    held = [wait_s for wait_s in waits if wait_s > 0]
+    return Refused(
+        Refusal.ENGINE_RESTARTING,
+        f"No backend of {chain[0].name} can take requests now.",
+        retry_after_s=min(held) if held else RETRY_AFTER_UNHEALTHY_S,
+    )

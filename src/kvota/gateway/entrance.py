@@ -1,0 +1,149 @@
+"""Everything that may turn a request away before any backend hears of it, in this order:
+
+    address blocked? ─▶ key ─▶ key blocked?            without its body
+      ─▶ content filter ─▶ model known, and allowed ─▶ limits       with it
+
+`Entry.leave` is the other side: what was reserved is corrected once it is known what was used.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kvota.core.clock import Clock
+from kvota.core.errors import KvotaError, Outcome
+from kvota.edge.problems import RawHeaders
+from kvota.gateway.abuse import AbuseWatch
+from kvota.gateway.attempts import Asked, Body
+from kvota.gateway.auth import Denied, Door, model_not_found
+from kvota.gateway.caller import ANONYMOUS_ID, Caller
+from kvota.gateway.calls import Call
+from kvota.gateway.filters.content import FilterFound
+from kvota.gateway.limits import Admission, KeyLimitReached, RateLimits
+from kvota.gateway.live import Rules
+from kvota.gateway.policy.tasks import Prompt
+from kvota.gateway.routes import Route
+from kvota.gateway.settings import AUTO
+from kvota.gateway.upstream.counting import estimate
+from kvota.wire.openai import ChatRequest, Message
+
+_CALLERS_FAULT: Final = frozenset({Outcome.INVALID, Outcome.DENIED, Outcome.RATE_LIMITED})
+
+
+class Entry:
+    """A request that was let in. `headers` tell its client where it stands with its limits."""
+
+    def __init__(self, route: Route, admission: Admission) -> None:
+        self.route = route
+        self._admission = admission
+        self.headers: RawHeaders = admission.standing.headers()
+
+    async def leave(self, call: Call) -> None:
+        """Correct what was reserved: nothing for what the service refused, else what was used."""
+        if call.output_tokens == 0 and call.first_token_s is None:
+            await self._admission.withdraw()
+        else:
+            await self._admission.settle(call.prompt_tokens + call.output_tokens)
+
+
+class Entrance:
+    """One per gateway."""
+
+    def __init__(
+        self,
+        door: Door,
+        limits: RateLimits,
+        abuse: AbuseWatch,
+        clock: Clock,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._door = door
+        self._limits = limits
+        self._abuse = abuse
+        self._clock = clock
+        self._unix_time = unix_time
+
+    def admit(self, headers: Mapping[bytes, bytes], call: Call) -> Caller:
+        """Whose request it is. Raises Denied, and RateLimited for who is shut out."""
+        now = self._clock.now()
+        self._abuse.check(now, address=call.address)
+        try:
+            caller = self._door.admit(headers, self._unix_time())
+        except Denied as denied:
+            call.why = denied.reason.value
+            raise
+        call.caller = caller
+        self._abuse.check(now, address=None, key_id=caller.key_id)
+        return caller
+
+    async def enter(
+        self, asked: Asked, call: Call, rules: Rules, check: Callable[[Body], None]
+    ) -> Entry:
+        """Raises FilterFound, ModelNotFound, ModelNotAllowed, KeyLimitReached, InvalidRequest.
+
+        `check` raises for a body that is wrong whatever its model is.
+        """
+        route = self._route(asked, call, rules, check)
+        try:
+            rules.filters.check_request(asked.body)
+        except FilterFound as found:
+            call.why = found.rule
+            raise
+        tokens = 0
+        if not _is_unlimited(asked.caller):
+            tokens = _estimated_tokens(asked, rules.settings.output_tokens_assumed)
+        return Entry(route, await self._limits.enter(asked.caller, route.name, tokens))
+
+    def _route(
+        self, asked: Asked, call: Call, rules: Rules, check: Callable[[Body], None]
+    ) -> Route:
+        name, table = asked.body.model, rules.table
+        route = table.find(name) if name else None
+        if name == AUTO and table.has_tasks:
+            call.task = rules.classifier.classify(prompt_of(asked.body)).task
+            route = table.for_task(call.task)
+        if route is None:
+            check(asked.body)  # a node says this first
+            raise model_not_found(name or "")
+        self._door.check_model(asked.caller, route.name)
+        call.model = route.name
+        return route
+
+    def note_end(self, call: Call) -> None:
+        """Tell the abuse watch of a request that its caller should have known better than send."""
+        is_anybody = call.caller is not None and call.caller.key_id == ANONYMOUS_ID
+        if call.outcome not in _CALLERS_FAULT or is_anybody:
+            return  # an open door is on this machine alone, whose users may do what they want
+        key_id = call.caller.key_id if call.caller is not None else None
+        self._abuse.failed(self._clock.now(), address=call.address, key_id=key_id)
+
+
+def standing_headers(error: KvotaError) -> RawHeaders:
+    """Where the caller stands with its limits, for an answer that says they are reached."""
+    return error.standing.headers() if isinstance(error, KeyLimitReached) else []
+
+
+def prompt_of(body: Body) -> Prompt:
+    """The texts of a request that say what it is about."""
+    if not isinstance(body, ChatRequest):
+        return Prompt((body.prompt,) if isinstance(body.prompt, str) else ())
+    messages = body.messages or []
+    turns = tuple(text_of(one) for one in messages if one.role == "user")
+    system = "\n".join(text_of(one) for one in messages if one.role in ("system", "developer"))
+    return Prompt(turns, system)
+
+
+def text_of(message: Message) -> str:
+    content = message.content
+    if isinstance(content, list):
+        return "\n".join(part.text or "" for part in content)
+    return content or ""
+
+
+def _estimated_tokens(asked: Asked, output_assumed: int) -> int:
+    output = output_assumed if asked.max_tokens is None else asked.max_tokens
+    return estimate(asked.content) + asked.num_choices * output
+
+
+def _is_unlimited(caller: Caller) -> bool:
+    return caller.limits.is_unlimited and not caller.model_limits

@@ -1,0 +1,74 @@
+"""What a reload may replace while requests run: everything that comes from the file.
+
+A request takes `Live.now` once and keeps it to its end, so it never sees half of two settings.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from kvota.core.errors import Refusal, Refused
+from kvota.gateway.filters.content import Filters
+from kvota.gateway.policy.tasks import Classifier
+from kvota.gateway.routes import RouteTable
+from kvota.gateway.settings import GatewaySettings
+
+RETRY_AFTER_S = 30.0  # whoever restarts a gateway needs about so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """One state of the settings, made ready for use."""
+
+    settings: GatewaySettings
+    table: RouteTable
+    filters: Filters
+    classifier: Classifier
+
+
+class Live:
+    """The rules in force, the requests under way, and whether new ones are taken at all."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.now = rules
+        self.is_draining = False
+        self._open: set[asyncio.Timeout] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """A request is under way as long as the block. Raises Refused in it when it is cut."""
+        scope = asyncio.timeout(None)
+        self._open.add(scope)
+        self._is_idle.clear()
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise going_away() from None
+        finally:
+            self._open.discard(scope)
+            if not self._open:
+                self._is_idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is under way."""
+        await self._is_idle.wait()
+
+    def cut(self) -> None:
+        """End every request that is under way, with an error for its client."""
+        now = asyncio.get_running_loop().time()
+        for scope in self._open:
+            scope.reschedule(now)
+
+
+def going_away() -> Refused:
+    return Refused(Refusal.DRAINING, "The server is shutting down.", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,78 @@
+"""The node that `kvota serve` starts: its socket, its process, and it as a backend.
+
+<private directory>/node.sock      only this user can enter the directory (0700)
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+
+from kvota.core.clock import Clock
+from kvota.gateway.backends import Backend, new_backend, upstream_settings
+from kvota.gateway.node_life import Bounds, Reason
+from kvota.gateway.node_probe import NodeProbe
+from kvota.gateway.node_upstream import NodeUpstream
+from kvota.gateway.settings import OWN_NODE, BackendEntry
+from kvota.gateway.supervisor import Child, Supervisor
+from kvota.gateway.upstream.kinds import BackendKind
+from kvota.telemetry.log import Log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What to start. `command` makes the command line, given the private directory and socket.
+
+    Times are seconds. `answer_timeout_s`: longer than any answer of the node takes.
+    """
+
+    command: Callable[[Path, Path], Sequence[str]]
+    environment: Mapping[str, str]
+    bounds: Bounds
+    growth_bytes_max: int | None
+    answer_timeout_s: float
+    silence_max_s: float  # between two pieces of a stream
+
+
+class OwnNode(AbstractContextManager["OwnNode"]):
+    """The parts of a supervised node. Leaving the block removes its directory."""
+
+    def __init__(
+        self, plan: NodePlan, clock: Clock, log: Log, chance: Random,
+        on_down: Callable[[Reason], None],
+    ) -> None:  # fmt: skip
+        self._directory = Path(tempfile.mkdtemp(prefix="kvota-"))  # 0700
+        socket = self._directory / "node.sock"
+        self.probe = NodeProbe(socket)
+        child = Child(
+            command=plan.command(self._directory, socket),
+            environment=plan.environment,
+            probe=self.probe.look,
+        )
+        self.supervisor = Supervisor(
+            child, plan.bounds, clock, log,
+            growth_bytes_max=plan.growth_bytes_max, on_down=on_down,
+        )  # fmt: skip
+        entry = BackendEntry(
+            name=OWN_NODE,
+            unix_socket=str(socket),
+            kind=BackendKind.KVOTA,
+            connections_max=4096,
+            first_byte_timeout_s=plan.answer_timeout_s,
+            idle_timeout_s=plan.silence_max_s,
+        )
+        upstream = NodeUpstream(upstream_settings(entry, os.environ), clock)
+        self.backend: Backend = new_backend(entry, upstream, clock, chance, self.supervisor)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""What is kept of every request when it has ended: usage, metrics, one log line, the journal.
+
+No prompt, no answer and no key is in any of them.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvota.core.errors import Outcome
+from kvota.core.request import Band
+from kvota.gateway.calls import Call
+from kvota.gateway.entrance import Entrance
+from kvota.gateway.metrics import GatewayMetrics
+from kvota.gateway.store.database import StoreUnusable
+from kvota.gateway.usage import UsageBook, UsageLine, day_of
+from kvota.telemetry.journal import VERSION, JournalLine, JournalWriter
+from kvota.telemetry.log import Log
+
+BLOCK_SIZE: Final = 16  # tokens: the unit in which usage counts what was held
+_REFUSED: Final = frozenset({Outcome.REFUSED, Outcome.QUEUE_TIMEOUT, Outcome.RATE_LIMITED})
+
+
+class Records:
+    """Called once for each request. `usage` and `journal` are None where they are not kept."""
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        entrance: Entrance,
+        log: Log,
+        unix_time: Callable[[], float],
+        *,
+        usage: UsageBook | None = None,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._entrance = entrance
+        self._log = log
+        self._unix_time = unix_time
+        self._usage = usage
+        self._journal = journal
+
+    def __call__(self, call: Call) -> None:
+        self._entrance.note_end(call)
+        self._metrics.observe(call)
+        if self._usage is not None and call.caller is not None:
+            self._keep_usage(self._usage, call)
+        if self._journal is not None:
+            self._journal.write(self._journal_line(call))
+        self._log.info("request", **_fields(call))
+
+    def _keep_usage(self, usage: UsageBook, call: Call) -> None:
+        assert call.caller is not None
+        line = UsageLine(
+            key_id=call.caller.key_id,
+            tenant=call.caller.tenant,
+            model=call.model,
+            day=day_of(self._unix_time()),
+            prompt_tokens=call.prompt_tokens if call.output_tokens else 0,
+            cached_tokens=call.cached_tokens,
+            output_tokens=call.output_tokens,
+            refusals=int(call.outcome in _REFUSED),
+            kv_block_seconds=call.kv_block_seconds(BLOCK_SIZE),
+        )
+        try:
+            usage.add(line)
+        except StoreUnusable as error:
+            self._log.error("usage lost", why=error.message)
+
+    def _journal_line(self, call: Call) -> JournalLine:
+        caller = call.caller
+        band = Band.INTERACTIVE if caller is None else caller.band_max
+        return JournalLine(
+            v=VERSION,
+            at=self._unix_time() - call.total_s,
+            id=call.client_id,
+            model=call.model,
+            outcome=call.outcome.value,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            total_s=round(call.total_s, 4),
+            endpoint=call.endpoint,
+            backend=call.backend,
+            tenant="" if caller is None else caller.tenant,
+            band=band.name.lower(),
+            streamed=call.is_stream,
+            n=call.num_choices,
+            max_tokens=call.max_tokens,
+            cached_tokens=call.cached_tokens,
+            queued_s=_rounded(call.queued_s),
+            first_token_s=_rounded(call.ttft_s),
+            kv_block_seconds=_rounded(call.kv_block_seconds(BLOCK_SIZE)),
+        )
+
+
+def _fields(call: Call) -> dict[str, Any]:
+    """The log line of a request; what is absent is left out."""
+    caller = call.caller
+    fields = {
+        "request_id": call.client_id,
+        "endpoint": call.endpoint,
+        "model": call.model,
+        "key_id": None if caller is None else caller.key_id,
+        "tenant": None if caller is None else caller.tenant,
+        "outcome": call.outcome.value,
+        "status": call.status,
+        "code": call.code,
+        "why": call.why,
+        "streamed": call.is_stream,
+        "backend": call.backend,
+        "version": call.version if call.version != call.model else None,
+        "attempts": call.num_attempts if call.num_attempts > 1 else None,
+        "task": call.task,
+        "fallback": call.fallback,
+        "prompt_tokens": call.prompt_tokens,
+        "cached_tokens": call.cached_tokens,
+        "output_tokens": call.output_tokens,
+        "queued_s": _rounded(call.queued_s),
+        "first_token_s": _rounded(call.ttft_s),
+        "total_s": _rounded(call.total_s),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,0 +1,232 @@
+"""From a model's name to the backends that may answer.
+
+    name or alias ──▶ Route ──▶ version (rollout, sticky) ──▶ replica (routing)
+                        └ fallback ──▶ the next Route, and so on
+
+A table is built whole from the settings and swapped whole; a request keeps the one it began with.
+Weights that an operator has changed live are carried over to a new table, unless the file itself
+has changed them.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from kvota.gateway.backends import Backend
+from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain
+from kvota.gateway.policy.breaker import Permit
+from kvota.gateway.policy.fallback import FallbackTable, Threshold, why_fall_back
+from kvota.gateway.policy.outliers import Ejection, Outliers, OutlierSettings
+from kvota.gateway.policy.rollout import Rollout, Version
+from kvota.gateway.policy.routing import Choice, Replica, Router, RoutingSettings
+from kvota.gateway.policy.watch import WatchSettings
+from kvota.gateway.settings import GatewaySettings, ModelEntry, VersionEntry
+
+LATENCY_SMOOTHING: Final = 0.2  # share of the newest in a backend's latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where one attempt goes. The permit must be ended."""
+
+    route: "Route"
+    version: str
+    model: str  # the name there
+    backend: Backend
+    choice: Choice
+    permit: Permit
+
+
+@dataclass(slots=True, eq=False)
+class Replicas:
+    """The backends of one version of a model, and what routing remembers of them."""
+
+    entry: VersionEntry
+    model: str
+    backends: tuple[Backend, ...]
+    router: Router
+    outliers: Outliers
+
+    def replicas(self, now: float) -> list[Replica]:
+        return [
+            one.replica(now, is_ejected=self.outliers.is_ejected(one.name, now))
+            for one in self.backends
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """One model that clients can ask for."""
+
+    entry: ModelEntry
+    rollout: Rollout
+    versions: Mapping[str, Replicas]
+    threshold: Threshold
+    created: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        return tuple(one for version in self.versions.values() for one in version.backends)
+
+    @property
+    def has_choice(self) -> bool:
+        """More than one backend could answer, so that it matters what is sent where."""
+        return len(self.backends) > 1
+
+    def why_over(self, now: float) -> str | None:
+        """Why its fallback should answer instead of making the client wait; None: stay."""
+        if self.threshold.kv_usage is None and self.threshold.waiting is None:
+            return None
+        replicas = [one for version in self.versions.values() for one in version.replicas(now)]
+        return why_fall_back(replicas, self.threshold)
+
+    def review(self, now: float) -> list[Ejection]:
+        """Compare the replicas of each version; the new ejections."""
+        return [
+            ejection
+            for version in self.versions.values()
+            for ejection in version.outliers.review([one.name for one in version.backends], now)
+        ]
+
+    def pick(
+        self,
+        now: float,
+        *,
+        sticky_key: str,
+        ticket_tokens: int,
+        prefix: PrefixChain = NO_PREFIX,
+        conversation: str | None = None,
+        tried: Collection[str] = (),
+    ) -> Target | None:
+        """None when no backend of it may be asked now. Takes a permit of the one that may."""
+        chosen = self.rollout.choose(sticky_key).name
+        others = [one.name for one in self.rollout.versions if one.weight > 0]
+        for name in (chosen, *(other for other in others if other != chosen)):
+            version = self.versions[name]
+            choice = version.router.pick(
+                version.replicas(now),
+                ticket_tokens=ticket_tokens,
+                prefix=prefix,
+                conversation=conversation,
+                tried=tried,
+            )
+            if choice is None:
+                continue
+            backend = next(one for one in version.backends if one.name == choice.replica.id)
+            permit = backend.breaker.may_pass(now)
+            if permit is not None:
+                version.router.sent(choice, ticket_tokens, prefix)
+                return Target(
+                    route=self, version=name, model=version.model,
+                    backend=backend, choice=choice, permit=permit,
+                )  # fmt: skip
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """All models. `routes` by public name, in the file's order."""
+
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    _aliases: Mapping[str, str] = field(default_factory=dict)
+    _fallbacks: FallbackTable | None = None
+
+    def find(self, name: str) -> Route | None:
+        return self.routes.get(self._aliases.get(name, name))
+
+    def names(self) -> list[str]:
+        """Every name that clients can use, aliases after their models."""
+        return [name for one in self.routes.values() for name in (one.name, *one.entry.aliases)]
+
+    def chain(self, route: Route) -> tuple[Route, ...]:
+        """The route and its fallbacks, each once."""
+        if self._fallbacks is None:
+            return (route,)
+        return tuple(self.routes[name] for name in self._fallbacks.chain(route.name))
+
+    @property
+    def has_tasks(self) -> bool:
+        """The name `auto` means something."""
+        return any(one.entry.tasks for one in self.routes.values())
+
+    def for_task(self, task: str) -> Route | None:
+        """The route for a task; the first one that has any when none is for this one."""
+        able = [one for one in self.routes.values() if one.entry.tasks]
+        return next((one for one in able if task in one.entry.tasks), able[0] if able else None)
+
+
+class RouteBuilder:
+    """Makes tables. `chance` decides ties; `created` dates new models, in Unix seconds."""
+
+    def __init__(self, settings: GatewaySettings, chance: Random, *, created: int = 0) -> None:
+        self._settings = settings
+        self._chance = chance
+        self._created = created
+
+    def build(
+        self,
+        models: Iterable[ModelEntry],
+        backends: Mapping[str, Backend],
+        before: RouteTable | None = None,
+    ) -> RouteTable:
+        """Raises ConfigError for weights, thresholds and fallbacks that make no sense."""
+        entries = list(models)
+        fallbacks = FallbackTable({one.name: one.fallback for one in entries})
+        old = before.routes if before is not None else {}
+        routes = {one.name: self._route(one, backends, old.get(one.name)) for one in entries}
+        aliases = {alias: one.name for one in entries for alias in one.aliases}
+        return RouteTable(routes, aliases, fallbacks)
+
+    def _route(
+        self, entry: ModelEntry, backends: Mapping[str, Backend], old: Route | None
+    ) -> Route:
+        entries = entry.all_versions()
+        known = old.versions if old is not None else {}
+        versions = {
+            one.name: self._replicas(entry, one, backends, known.get(one.name)) for one in entries
+        }
+        is_same = old is not None and old.entry.all_versions() == entries
+        return Route(
+            entry=entry,
+            rollout=old.rollout if old is not None and is_same else self._rollout(entry, versions),
+            versions=versions,
+            threshold=Threshold(kv_usage=entry.fallback_kv_usage, waiting=entry.fallback_waiting),
+            created=old.created if old is not None else self._created,
+        )
+
+    def _rollout(self, entry: ModelEntry, versions: Mapping[str, Replicas]) -> Rollout:
+        settings = self._settings
+        weighed = [
+            Version(name=name, model=one.model, weight=one.entry.weight)
+            for name, one in versions.items()
+        ]
+        watch = WatchSettings(
+            failure_margin=settings.rollback_failure_margin,
+            ttft_factor=settings.rollback_ttft_factor,
+        )
+        return Rollout(entry.name, weighed, settings=watch)
+
+    def _replicas(
+        self,
+        model: ModelEntry,
+        entry: VersionEntry,
+        backends: Mapping[str, Backend],
+        old: Replicas | None,
+    ) -> Replicas:
+        chosen = tuple(backends[name] for name in entry.backends)
+        served_as = entry.served_as or model.served_as or model.name
+        if old is not None and old.backends == chosen and old.model == served_as:
+            return old
+        routing = RoutingSettings(num_gateways=self._settings.num_gateways)
+        return Replicas(
+            entry=entry,
+            model=served_as,
+            backends=chosen,
+            router=Router(routing, self._chance),
+            outliers=Outliers(OutlierSettings(), self._chance),
+        )

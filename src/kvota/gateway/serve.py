@@ -1,0 +1,145 @@
+"""The composition root of a gateway: reading it is reading how `kvota serve` is put together.
+
+    bind ─▶ keys ─▶ settings ─▶ node (started, watched) ─▶ application ─▶ listen
+
+    first SIGTERM or Ctrl-C   new requests get 503 `draining`, running ones finish, the node goes,
+                              then exit 0
+    drain_timeout_s later     what still runs ends with an error event
+    second signal             the process ends at once, and the node with it
+    SIGHUP                    the settings are read again
+
+Whatever can be wrong is found before the last step, so a gateway that listens works.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
+from random import SystemRandom
+from typing import Any, Final
+
+import uvloop
+from rich.console import Console
+
+from kvota.core.clock import SystemClock
+from kvota.edge.listening import bind, http_server, listen, stop_signals
+from kvota.gateway.assembly import Gateway
+from kvota.gateway.auth import refuse_open_door
+from kvota.gateway.plan import ServePlan
+from kvota.gateway.startup_text import show_address
+from kvota.gateway.stores import open_stores
+from kvota.gateway.supervisor import NeverServed
+from kvota.telemetry.log import new_log
+
+EXIT_OK: Final = 0
+EXIT_INTERRUPTED: Final = 130
+CUT_GRACE_S: Final = 2.0  # for the error events of what was cut
+
+
+def run(plan: ServePlan) -> int:
+    """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
+    screen = Console(stderr=True, highlight=False)
+    with ExitStack() as closing:
+        taken = closing.enter_context(bind(plan.host, plan.port))
+        clock, log = SystemClock(), new_log(sys.stderr)
+        stores = open_stores(plan.gateway, plan.host, plan.environment, clock, log, closing)
+        refuse_open_door(plan.host, has_keys=stores.door.num_keys > 0)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            gateway = Gateway(plan, stores, clock, log, SystemRandom(), closing)
+            return loop.run(_serve(plan, gateway, taken, screen))
+
+
+async def _serve(plan: ServePlan, gateway: Gateway, taken: socket.socket, screen: Console) -> int:
+    told = stop_signals()
+    try:
+        if not await _start(gateway, told):
+            return EXIT_INTERRUPTED
+    except NeverServed as failed:
+        return _exit_status(failed, screen)
+    gateway.node_is_up()
+    await gateway.discover()
+    server = http_server(gateway.app)
+    hangup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+    listen(taken)
+    show_address(screen, *taken.getsockname()[:2], is_open=gateway.door.is_open)
+    listening = asyncio.create_task(server.serve(sockets=[taken]))
+    async with _beside(*gateway.chores(), _reload_on(hangup, gateway)):
+        await asyncio.wait(
+            {asyncio.ensure_future(told.wait()), listening}, return_when=asyncio.FIRST_COMPLETED
+        )
+    await _drain(gateway, plan.drain_timeout_s)
+    server.should_exit = True
+    await listening
+    await gateway.close()
+    return EXIT_OK
+
+
+async def _reload_on(hangup: asyncio.Event, gateway: Gateway) -> None:
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await gateway.reload_or_log()
+
+
+async def _start(gateway: Gateway, told: asyncio.Event) -> bool:
+    """Bring the node up. False when told to stop before it was. Raises NeverServed."""
+    if gateway.own is None:
+        return True
+    starting = asyncio.create_task(gateway.own.supervisor.start())
+    stopping = asyncio.create_task(told.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await gateway.own.supervisor.stop()
+        return False
+    await starting
+    return True
+
+
+async def _drain(gateway: Gateway, timeout_s: float) -> None:
+    """Finish what runs, in order: the door, the node's own drain, foreign answers, the node."""
+    gateway.begin_drain()
+    ends = [gateway.live.wait_idle()]
+    if gateway.own is not None:
+        ends.append(gateway.own.supervisor.stop())
+    leaving = asyncio.gather(*ends)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s + CUT_GRACE_S * (gateway.own is not None)):
+            await asyncio.shield(leaving)
+    gateway.live.cut()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CUT_GRACE_S):
+            await gateway.live.wait_idle()
+    if gateway.own is not None and not leaving.done():
+        gateway.own.supervisor.kill()
+    await leaving
+
+
+def _exit_status(failed: NeverServed, screen: Console) -> int:
+    """A node that refuses to start has said why; one that was killed could not."""
+    if failed.status > 0:
+        return failed.status
+    screen.print(
+        f"[bold]kvota cannot start.[/bold] The engine's process was ended by signal "
+        f"{-failed.status} while it loaded. If that is 9, the machine ran out of memory.",
+        soft_wrap=True,
+    )
+    return 1
+
+
+@contextlib.asynccontextmanager
+async def _beside(*chores: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `chores` as long as the block; one that dies of a bug is noticed at its end."""
+    tasks = [asyncio.create_task(chore) for chore in chores]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
