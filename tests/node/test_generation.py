@@ -34,6 +34,7 @@ async def test_events_come_in_order_for_each_prompt_and_add_up(num_requests: int
     assert (tally.output_tokens, tally.cached_tokens) == (3 * num_requests, 2 * num_requests)
     assert (tally.queued_s, tally.first_token_s, tally.total_s) == (0.25, 0.5, 1.5)
     assert tally.time_per_output_token_s == pytest.approx((1.5 - 0.5) / 2)
+    assert tally.kv_block_s == 4.0 * num_requests
     assert generation.outcome is Outcome.COMPLETED
 
 

@@ -129,6 +129,7 @@ def ended(
         queued_s=0.25,
         first_token_s=0.5 if output else None,
         total_s=1.5,
+        kv_block_s=4.0,
     )
 
 

@@ -14,6 +14,7 @@ class Finished:
     prompt_tokens: int = 10
     cached_tokens: int = 4
     output_tokens: int = 3
+    kv_block_s: float = 0.0
     queued_s: float | None = 0.1
     first_token_s: float | None = 0.3
     time_per_output_token_s: float | None = 0.02
@@ -141,6 +142,11 @@ def test_predictions_are_judged_by_how_far_off_they_were() -> None:
     assert found["kvota_forecast_error_tokens_sum"] == 30
     assert found["kvota_eta_error_seconds_sum"] == 2
     assert found["kvota_retry_after_error_seconds_sum"] == 8
+
+
+def test_the_memory_of_all_requests_adds_up() -> None:
+    found = page(Finished(kv_block_s=2.5), Finished(outcome=Outcome.CLIENT_CLOSED, kv_block_s=0.5))
+    assert found["kvota_kv_block_seconds_total"] == 3.0
 
 
 def test_pauses_are_counted_and_repeated_ones_apart() -> None:

@@ -24,6 +24,7 @@ class Tally:
     cached_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
+    kv_block_s: float = 0.0
     queued_s: float | None = None
     first_token_s: float | None = None
     total_s: float = 0.0
@@ -34,6 +35,7 @@ class Tally:
         self.cached_tokens += ended.cached_tokens
         self.output_tokens += ended.output_tokens
         self.num_preemptions += ended.num_preemptions
+        self.kv_block_s += ended.kv_block_s
         self.queued_s = max(self.queued_s or 0.0, ended.queued_s)
         if ended.first_token_s is not None:
             self.first_token_s = min(self.first_token_s or ended.first_token_s, ended.first_token_s)

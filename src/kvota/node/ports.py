@@ -124,7 +124,9 @@ class RequestRecord:
     request_id: str
     endpoint: str  # "chat.completions" or "completions"
     model: str
+    tenant: str  # "unknown" where the request's headers could not be understood
     lane: str
+    band: str
     outcome: Outcome
     status: int  # the HTTP status the client got, or 499
     code: str | None  # the error's code; None exactly when outcome is COMPLETED
@@ -134,6 +136,7 @@ class RequestRecord:
     cached_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
+    kv_block_s: float = 0.0  # KV blocks held, each for so many seconds
     queued_s: float | None = None  # None: never reached the engine
     first_token_s: float | None = None  # arrival to the first sampled token
     time_per_output_token_s: float | None = None  # after the first one; None below two tokens

@@ -64,6 +64,8 @@ class FinishedRequest(Protocol):
     @property
     def output_tokens(self) -> int: ...
     @property
+    def kv_block_s(self) -> float: ...
+    @property
     def queued_s(self) -> float | None: ...
     @property
     def first_token_s(self) -> float | None: ...
@@ -103,6 +105,7 @@ class Metrics:
         self._prompt = _counter(registry, "prompt_tokens", "Prompt tokens of ended requests.")
         self._output = _counter(registry, "output_tokens", "Sampled tokens of ended requests.")
         self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
+        self._block_s = _counter(registry, "kv_block_seconds", "KV blocks, times seconds held.")
         self._generated = _counter(registry, "generated_tokens", "Tokens sampled, as they come.")
         self._prefilled = _counter(registry, "prefill_tokens", "Prompt tokens computed.")
         self._forecast_error = Histogram(
@@ -162,6 +165,7 @@ class Metrics:
         self._prompt.inc(request.prompt_tokens)
         self._output.inc(request.output_tokens)
         self._hits.inc(request.cached_tokens)
+        self._block_s.inc(request.kv_block_s)
         if request.queued_s is not None:
             self._queue_s.observe(request.queued_s)
         if request.first_token_s is not None:
