@@ -63,7 +63,7 @@ class Rows:
 
 class Policy(Protocol):
     def peak(self, rows: Rows) -> float:
-        """Float32Array of KV, in whole blocks, at the worst moment; 0 for no leases."""
+        """Tokens of KV, in whole blocks, at the worst moment; 0 for no leases."""
 
 
 class ExpectedPeak:
