@@ -216,6 +216,23 @@ def test_futures_drawn_from_the_history_rarely_need_more_than_the_peak(
         assert over > 0.02, "a peak that is never reached is no forecast"
 
 
+def test_while_most_run_on_a_risk_of_2_is_nearer_one_in_forty_than_two_deviations_are() -> None:
+    rng = np.random.default_rng(11)
+    forecast, group = taught([10] * 15 + [100] * 85)
+    leases = [Lease(int(size), 0, 128) for size in rng.lognormal(6, 0.8, 25)]
+    needs = ExpectedPeak(forecast, 2.0, 1).needs(rows_of(leases, group))
+    points, _ = time_grid(128)
+    place = int(np.searchsorted(points[:, 0], 20))
+    ahead = int(points[place, 0])
+    mean, variance, third, _ = needs[:, place].astype(float)
+    sizes = np.array([one.prompt + ahead for one in leases])
+    drawn = (rng.random((200_000, 25)) < chance(forecast, group, 0, ahead)) @ sizes
+    factor = float(margin(2.0, f32(third / variance**1.5))[0])
+    exceeded = (drawn > mean + factor * sqrt(variance)).mean()
+    assert (drawn > mean + 2 * sqrt(variance)).mean() < exceeded < 0.03
+    assert exceeded > 0.005
+
+
 def test_choices_share_a_prompt_that_stays_until_the_last_of_them_ends() -> None:
     rng = np.random.default_rng(3)
     history = rng.integers(1, 60, 20_000)
