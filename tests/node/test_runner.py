@@ -1,33 +1,29 @@
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from kvota.core.clock import ManualClock
 from kvota.core.errors import InvalidRequest, Outcome, OutputTooLong, Refused
-from kvota.core.plan import Executor, StepPlan, StepResult
-from kvota.core.request import Band, Delta, Ended, Event, Request, SamplingParams
-from kvota.desk.desk import Desk
-from kvota.desk.forecast import Forecast
-from kvota.desk.settings import DeskSettings
+from kvota.core.plan import StepPlan, StepResult
+from kvota.core.request import Band
 from kvota.desk.ticket import Stage
-from kvota.engine.engine import Engine
 from kvota.engine.lateness import not_begun
-from kvota.engine.mailbox import Mailbox
-from kvota.kv.cache import KVCache
-from kvota.node.comeback import Comeback
 from kvota.node.ports import Phase, RequestStream, RunnerState
-from kvota.node.pricing import ticket_of
-from kvota.node.runner import EngineRunner
-from kvota.scheduler.budget import SchedulerLimits
-from kvota.scheduler.scheduler import Scheduler
-from tests.support.engine_world import HASHING_VOCABULARY, NullObserver
 from tests.support.kv_executor import HashingExecutor, reference_tokens
-
-LOAD_S, DRAIN_TIMEOUT_S = 7.0, 20.0
+from tests.support.runner_node import (
+    DRAIN_TIMEOUT_S,
+    LOAD_S,
+    RunnerNode,
+    StepwiseExecutor,
+    ended,
+    read,
+    running,
+    tokens,
+    until,
+)
 
 
 class GatedExecutor(HashingExecutor):
@@ -41,92 +37,6 @@ class GatedExecutor(HashingExecutor):
     def execute(self, plan: StepPlan) -> StepResult:
         self.gate.wait(timeout=30)
         return super().execute(plan)
-
-
-class StepwiseExecutor(HashingExecutor):
-    """Computes one step for every `allow`, and waits with the next one."""
-
-    def __init__(self) -> None:
-        super().__init__(num_blocks=256, block_size=4)
-        self._allowed = threading.Semaphore(0)
-
-    def allow(self, num_steps: int = 1) -> None:
-        self._allowed.release(num_steps)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        assert self._allowed.acquire(timeout=30)
-        return super().execute(plan)
-
-
-class Node:
-    def __init__(self, executor: Executor, **desk: Any) -> None:
-        self.clock = ManualClock(10.0)
-        self.crashes: list[BaseException] = []
-        mailbox = Mailbox()
-        cache = KVCache(256, 4)
-        self.desk = Desk(
-            256 * 4,
-            DeskSettings(max_running_requests=8, **desk),
-            Forecast(),
-            block_size=4,
-        )
-        self.runner = EngineRunner(
-            self.clock,
-            mailbox,
-            self.desk,
-            lambda request: ticket_of(request, cache),
-            num_running_max=8,
-            stuck_after_s=5.0,
-            report_crash=self.crashes.append,
-            comeback=Comeback(self.clock, load_s=LOAD_S, drain_timeout_s=DRAIN_TIMEOUT_S),
-        )
-        self.engine = Engine(
-            executor,
-            Scheduler(cache, SchedulerLimits(max_running_requests=8)),
-            vocabulary=HASHING_VOCABULARY,
-            clock=self.clock,
-            mailbox=mailbox,
-            publish=self.runner.publish,
-            observer=NullObserver(),
-        )
-
-    def submit(
-        self, name: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any
-    ) -> tuple[Request, RequestStream]:
-        fields = {"max_tokens": 5, "sampling": SamplingParams(seed=3), **fields}
-        request = Request(id=name, prompt=list(prompt), arrived_s=self.clock.now(), **fields)
-        return request, self.runner.submit(request)
-
-
-@asynccontextmanager
-async def running(executor: Executor, **desk: Any) -> AsyncIterator[Node]:
-    node = Node(executor, **desk)
-    node.runner.start(node.engine)
-    try:
-        yield node
-    finally:
-        await asyncio.wait_for(node.runner.stop(), 20)
-
-
-async def read(stream: RequestStream) -> list[Event]:
-    async with asyncio.timeout(20):
-        return [event async for events in stream for event in events]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the condition is another thread's
-            await asyncio.sleep(0.001)
-
-
-def tokens(events: list[Event]) -> list[int]:
-    return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
-
-
-def ended(events: list[Event]) -> Ended:
-    last = events[-1]
-    assert isinstance(last, Ended)
-    return last
 
 
 async def test_many_requests_stream_at_once() -> None:
@@ -366,7 +276,7 @@ async def test_it_is_stuck_only_when_work_waits_and_nothing_moves() -> None:
 @asynccontextmanager
 async def one_paused_for_another(
     executor: StepwiseExecutor,
-) -> AsyncIterator[tuple[Node, dict[str, RequestStream]]]:
+) -> AsyncIterator[tuple[RunnerNode, dict[str, RequestStream]]]:
     """Of eight places: `batch` is paused for `urgent`; `late` would fit, but waits behind it."""
     async with running(executor, preempt_after_s=0.0, preempt_min_run_s=0.0) as node:
         streams = {
