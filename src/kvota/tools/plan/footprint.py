@@ -1,0 +1,138 @@
+"""Where the memory of one device goes: weights, activations, the engine, and what is left for KV.
+
+GPU, as vLLM accounts for it (`kvota.sizing.vllm` holds that arithmetic, and the flags use it too):
+
+    utilization × device − weights − activations − outside torch = KV
+    activations    the profiling step: max_num_batched_tokens rows of the hidden state four times
+                   and of the MLP's three inner rows, in 16 bits; and max_num_seqs rows of logits
+                   with the sampler's sorted copies and indices, 18 bytes a vocabulary entry
+    graphs         20 MiB a layer on one device, 38 MiB over several
+
+The last two are fitted to two published start-up logs (Qwen2.5-7B-AWQ on 16 GB: 1.04 GiB and
+0.48 GiB; Qwen3-235B-FP8 on 4 × L40S: 1.4 GiB and 3.45 GiB): estimates, unlike weights and KV.
+
+CPU, as kvota's own engine holds weights (OpenVINO 2026.4.1, AVX-512): the plugin keeps the encoded
+matrix and packs it again for its kernels. Bytes of resident memory a parameter, measured on Llamas
+of 2 and 8 layers of 1024 × 4096 and with a vocabulary of 320 and 40,000; what remains is fixed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from kvota.core.errors import ConfigError
+from kvota.kv.layout import CacheType
+from kvota.sizing.vllm import VllmBill
+from kvota.tools.plan.hardware import Hardware
+from kvota.tools.plan.matrices import Matrix, Role
+from kvota.tools.plan.methods import Method
+from kvota.tools.plan.shape import ModelShape
+
+_MIB: Final = 2**20
+_OUTSIDE_TORCH: Final = 60 * _MIB
+_OUTSIDE_TORCH_PARALLEL: Final = 215 * _MIB  # with NCCL's buffers
+_GRAPH_PER_LAYER: Final = 20 * _MIB
+_GRAPH_PER_LAYER_PARALLEL: Final = 38 * _MIB
+_SAMPLER_BYTES: Final = 18
+
+# Bytes a parameter: of a layer's matrix, of the head (tied or not), of an embedding beside it.
+_HELD: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
+    {
+        "f32": (8.06, 8.48, 4.03),
+        "f16": (10.07, 10.55, 2.0),
+        "int8": (2.38, 2.84, 1.16),
+        "int4": (1.79, 2.85, 1.15),
+    }
+)
+_HELD_FIXED: Final = 50 * 10**6  # the plugin's kernels
+_HELD_PER_TOKEN: Final = 1400  # tokenizer and grammar, a vocabulary entry
+PROCESS_BYTES: Final = 103 * 10**6  # Python and the server, before a model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How large a step of the engine may be."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+def stored_bytes(matrices: tuple[Matrix, ...], method: Method) -> int:
+    """Of the whole model, as in its file."""
+    is_tied = _is_tied(matrices)
+    return round(sum(method.num_bytes(matrix, is_tied=is_tied) for matrix in matrices))
+
+
+def device_weights(
+    shape: ModelShape, matrices: tuple[Matrix, ...], method: Method, tensor_parallel: int
+) -> int:
+    """Of each device, with what every one of them repeats."""
+    is_tied = _is_tied(matrices)
+    held = (
+        method.num_bytes(matrix, is_tied=is_tied)
+        * matrix.share_held(tensor_parallel, shape.num_kv_heads)
+        for matrix in matrices
+    )
+    return round(sum(held))
+
+
+def resident_weights(shape: ModelShape, matrices: tuple[Matrix, ...], method: Method) -> int:
+    """What kvota's own engine holds once a model is loaded, beyond the empty process."""
+    layer, head, embedding = _HELD[method.name]
+    held = float(_HELD_FIXED + _HELD_PER_TOKEN * shape.vocab_size)
+    for matrix in matrices:
+        if matrix.role is Role.HEAD:
+            held += head * matrix.num_multiplied_at_most
+        elif matrix.role is Role.EMBEDDING:
+            held += 0 if shape.tied_embeddings else embedding * matrix.num_params
+        else:
+            held += layer * matrix.num_params
+    return round(held)
+
+
+def check_parallel(shape: ModelShape, tensor_parallel: int) -> None:
+    """Raises ConfigError when the heads cannot be spread over so many devices."""
+    if tensor_parallel < 1 or shape.num_heads % tensor_parallel:
+        raise ConfigError(
+            f"{shape.num_heads} attention heads cannot be spread over {tensor_parallel} devices; "
+            "tensor parallel must divide the number of heads."
+        )
+    shape.kv_layout(tensor_parallel=tensor_parallel)
+
+
+def vllm_bill(
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    weight_bytes: int,
+    limits: StepLimits,
+    cache_type: CacheType,
+    tensor_parallel: int,
+    longest_tokens: int,
+) -> VllmBill:
+    """What vLLM will count on each device. KV of windowed layers at `longest_tokens` each."""
+    is_parallel = tensor_parallel > 1
+    graph = _GRAPH_PER_LAYER_PARALLEL if is_parallel else _GRAPH_PER_LAYER
+    layout = shape.kv_layout(cache_type, tensor_parallel=tensor_parallel)
+    return VllmBill(
+        device_bytes=hardware.memory_bytes,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes(shape, limits, tensor_parallel),
+        outside_torch_bytes=_OUTSIDE_TORCH_PARALLEL if is_parallel else _OUTSIDE_TORCH,
+        graph_bytes=graph * shape.num_layers,
+        kv_bytes_per_token=-(-layout.bytes_of(longest_tokens) // longest_tokens),
+    )
+
+
+def activation_bytes(shape: ModelShape, limits: StepLimits, tensor_parallel: int) -> int:
+    inner = shape.mlp_size
+    if shape.experts is not None:
+        inner = max(shape.experts.num_active * shape.experts.size, shape.experts.shared_size)
+    row = 4 * shape.hidden_size + 3 * inner // tensor_parallel
+    logits = limits.max_num_seqs * shape.vocab_size * _SAMPLER_BYTES
+    return 2 * limits.max_num_batched_tokens * row + logits
+
+
+def _is_tied(matrices: tuple[Matrix, ...]) -> bool:
+    return any(matrix.is_tied for matrix in matrices)

@@ -1,0 +1,232 @@
+"""From Hugging Face's config.json to a ModelShape.
+
+A planner reads many more families than kvota runs, and only sizes. What a family leaves out of
+its config is the default of its class in Transformers; it stands in `_Family`. A family that is
+not listed is read as a Llama with a note that says so.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
+from kvota.tools.plan.shape import Experts, Latent, ModelShape
+
+_CONFIG_BYTES_MAX: Final = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What a model type implies, beside what its config states."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    norms_per_layer: int = 2
+    windows: str = "none"  # "all" layers · "even" ones · "pattern": all but every n-th · "late"
+    head_size: int | None = None  # where the class has a default of its own
+    has_sinks: bool = False
+
+
+_FAMILIES: Final[Mapping[str, _Family]] = MappingProxyType(
+    {
+        "llama": _Family(),
+        "mistral": _Family(windows="all"),
+        "mixtral": _Family(windows="all"),
+        "qwen2": _Family(qkv_bias=True, windows="late"),
+        "qwen2_moe": _Family(qkv_bias=True, windows="late"),
+        "qwen3": _Family(qk_norm=True, windows="late"),
+        "qwen3_moe": _Family(qk_norm=True, windows="late"),
+        "phi3": _Family(windows="all"),
+        "gemma": _Family(tied_embeddings=True, head_size=256),
+        "gemma2": _Family(tied_embeddings=True, norms_per_layer=4, windows="even", head_size=256),
+        "gemma3_text": _Family(
+            tied_embeddings=True, norms_per_layer=4, windows="pattern", qk_norm=True, head_size=256
+        ),
+        "deepseek_v2": _Family(),
+        "deepseek_v3": _Family(),
+        "gpt_oss": _Family(qkv_bias=True, has_sinks=True, windows="even"),
+    }
+)
+
+
+def read_config(path: Path) -> ModelShape:
+    """The shape in a config.json, or in the directory that holds one.
+
+    Raises ModelError that names the file and the field.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > _CONFIG_BYTES_MAX:
+            raise ModelError(f"{file}: over {_CONFIG_BYTES_MAX} bytes, which no config needs.")
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: is not valid JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{file}: holds a {type(values).__name__}, not an object.")
+    name = path.name if path.is_dir() else file.resolve().parent.name
+    return shape_of(values, name=name, origin=str(file))
+
+
+def shape_of(values: Mapping[str, Any], *, name: str, origin: str) -> ModelShape:
+    """The shape that a config describes. Raises ModelError that names the field."""
+    text, notes = _text_part(values)
+    config = Settings(text, origin)
+    kind = str(config.get("model_type"))
+    family = _FAMILIES.get(kind)
+    if family is None:
+        family = _Family()
+        notes += (f"model_type {kind!r} is not known here; its sizes are read as a Llama's",)
+    num_layers, num_heads = (
+        _count(config, "num_hidden_layers"),
+        _count(config, "num_attention_heads"),
+    )
+    latent = _latent(config)
+    window, windowed = _windows(config, family, num_layers)
+    bias = config.flag("attention_bias", family.has_sinks)
+    return ModelShape(
+        name=name,
+        origin=origin,
+        num_layers=num_layers,
+        hidden_size=_count(config, "hidden_size"),
+        num_heads=num_heads,
+        num_kv_heads=_kv_heads(config, num_heads),
+        head_size=_head_size(config, family, num_heads) if latent is None else latent.value_size,
+        mlp_size=_count(config, "intermediate_size"),
+        vocab_size=_count(config, "vocab_size"),
+        max_position=_max_position(config),
+        tied_embeddings=config.flag("tie_word_embeddings", family.tied_embeddings),
+        latent=latent,
+        experts=_experts(config, num_layers),
+        window=window,
+        windowed_layers=windowed,
+        qkv_bias=family.qkv_bias or bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        qk_norm=family.qk_norm,
+        has_sinks=family.has_sinks,
+        norms_per_layer=family.norms_per_layer,
+        notes=notes,
+    )
+
+
+def _text_part(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The language model's own config, which models with eyes or ears keep one level down."""
+    inner = values.get("text_config")
+    if not isinstance(inner, Mapping):
+        return values, ()
+    return inner, ("only the language model is counted, not the parts for images or sound",)
+
+
+def _count(config: Settings, name: str, default: int | None = None) -> int:
+    value = config.whole(name, default)
+    if value < 1:
+        raise config.wrong(name, "at least 1")
+    return value
+
+
+def _kv_heads(config: Settings, num_heads: int) -> int:
+    num_kv_heads = _count(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.wrong(
+            "num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}"
+        )
+    return num_kv_heads
+
+
+def _head_size(config: Settings, family: _Family, num_heads: int) -> int:
+    """`head_dim` where it is stated; else the class's default; else hidden / heads."""
+    if config.get("head_dim") is not None:
+        return _count(config, "head_dim")
+    if family.head_size is not None:
+        return family.head_size
+    hidden_size = _count(config, "hidden_size")
+    if hidden_size % num_heads:
+        raise ModelError(
+            f"{config.origin}: head_dim is missing, and hidden_size {hidden_size} does not divide "
+            f"into num_attention_heads {num_heads}. State head_dim."
+        )
+    return hidden_size // num_heads
+
+
+def _max_position(config: Settings) -> int:
+    """The stated context; YaRN configs of Qwen and DeepSeek state the stretched one already."""
+    return _count(config, "max_position_embeddings")
+
+
+def _latent(config: Settings) -> Latent | None:
+    if config.get("kv_lora_rank") is None:
+        return None
+    return Latent(
+        kv_rank=_count(config, "kv_lora_rank"),
+        query_rank=None if config.get("q_lora_rank") is None else _count(config, "q_lora_rank"),
+        nope_size=_count(config, "qk_nope_head_dim"),
+        rope_size=_count(config, "qk_rope_head_dim"),
+        value_size=_count(config, "v_head_dim"),
+    )
+
+
+def _experts(config: Settings, num_layers: int) -> Experts | None:
+    """Experts under the names of Mixtral and gpt-oss, Qwen, or DeepSeek."""
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    name = next((one for one in names if config.get(one)), None)
+    if name is None:
+        return None
+    num_experts, num_active = _count(config, name), _count(config, "num_experts_per_tok")
+    if num_active > num_experts:
+        raise config.wrong("num_experts_per_tok", f"at most {name}, which is {num_experts}")
+    size = "intermediate_size" if name == "num_local_experts" else "moe_intermediate_size"
+    expert_size = _count(config, size)
+    is_gpt_oss = config.get("model_type") == "gpt_oss"
+    shared = config.whole("shared_expert_intermediate_size", 0)
+    return Experts(
+        num_experts=num_experts,
+        num_active=num_active,
+        size=expert_size,
+        shared_size=shared or expert_size * config.whole("n_shared_experts", 0),
+        num_dense_layers=min(config.whole("first_k_dense_replace", 0), num_layers),
+        has_router_bias=is_gpt_oss or config.get("topk_method") == "noaux_tc",
+        has_expert_bias=is_gpt_oss,
+        has_shared_gate=bool(shared),
+    )
+
+
+def _windows(
+    config: Settings, family: _Family, num_layers: int
+) -> tuple[int | None, tuple[bool, ...]]:
+    """The window and the layers that have it. `layer_types` says it outright where it is there."""
+    window = config.whole("sliding_window", 0)
+    if window <= 0 or family.windows == "none":
+        return None, ()
+    if family.windows == "late" and not config.flag("use_sliding_window", False):
+        return None, ()
+    layers = _stated_layers(config, num_layers) or _implied_layers(config, family, num_layers)
+    return (window, layers) if any(layers) else (None, ())
+
+
+def _stated_layers(config: Settings, num_layers: int) -> tuple[bool, ...]:
+    types = config.get("layer_types")
+    if types is None:
+        return ()
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise config.wrong("layer_types", f"a list of {num_layers} names, one a layer")
+    return tuple(name == "sliding_attention" for name in types)
+
+
+def _implied_layers(config: Settings, family: _Family, num_layers: int) -> tuple[bool, ...]:
+    layers = range(num_layers)
+    if family.windows == "even":
+        return tuple(layer % 2 == 0 for layer in layers)
+    if family.windows == "pattern":
+        period = _count(config, "sliding_window_pattern", 6)
+        return tuple((layer + 1) % period != 0 for layer in layers)
+    if family.windows == "late":
+        first = config.whole("max_window_layers", 28)
+        return tuple(layer >= first for layer in layers)
+    return tuple(True for _ in layers)

@@ -1,0 +1,223 @@
+"""How weights can be stored, and how many bytes that takes.
+
+A matrix [n, k] takes n·k·bits, and beside the numbers: `group_bits` for every `group` inputs of an
+output (scale and zero point), `output_bits` for every output, `input_bits` for every input.
+
+Sources: AWQ and GPTQ as their checkpoints lie on disk (qweight, scales f16, qzeros 4 bits, GPTQ's
+g_idx int32), group 128; fp8 and int8 as llm-compressor writes them (one scale an output; the
+vocabulary stays in 16 bits in all four); GGUF block sizes from ggml, mixes from llama.cpp's
+`llama_tensor_get_type`. `loss` orders methods by the quality they cost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from kvota.core.errors import ConfigError
+from kvota.tools.plan.hardware import Arithmetic, Hardware
+from kvota.tools.plan.matrices import Matrix, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bits of a number, and of what lies beside the numbers."""
+
+    bits: float
+    group: int | None = None
+    group_bits: int = 0
+    output_bits: int = 0
+    input_bits: int = 0
+
+    def num_bytes(self, matrix: Matrix) -> float:
+        outputs, inputs = matrix.num_outputs, matrix.num_inputs
+        beside = outputs * self.output_bits + inputs * self.input_bits
+        if self.group is not None:
+            beside += outputs * -(-inputs // self.group) * self.group_bits
+        return matrix.count * (outputs * inputs * self.bits + beside) / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A way to store the weights of a whole model."""
+
+    name: str
+    title: str
+    layer: Storage
+    vocabulary: Storage
+    arithmetic: Arithmetic
+    loss: int
+    head: Storage | None = None  # None: as the vocabulary
+    # By matrix: another storage, and the share of layers that have it.
+    mixed: Mapping[str, tuple[Storage, float]] = field(default_factory=dict)
+    small: Storage = field(default=Storage(16))
+    router: Storage = field(default=Storage(16))
+    flags: tuple[str, ...] = ()  # for `vllm serve`
+    vllm_can: bool = True
+
+    def num_bytes(self, matrix: Matrix, *, is_tied: bool) -> float:
+        """Of all `count` of it. `is_tied`: the embedding is the head too, and kept as well."""
+        if matrix.is_tied:
+            return 0.0
+        mixed = self.mixed.get(matrix.name)
+        if mixed is None:
+            return self._storage(matrix.role, is_tied).num_bytes(matrix)
+        better, share = mixed
+        return share * better.num_bytes(matrix) + (1 - share) * self.layer.num_bytes(matrix)
+
+    def _storage(self, role: Role, is_tied: bool) -> Storage:
+        head = self.head or self.vocabulary
+        match role:
+            case Role.EMBEDDING:
+                return head if is_tied else self.vocabulary
+            case Role.HEAD:
+                return head
+            case Role.LAYER:
+                return self.layer
+            case Role.ROUTER:
+                return self.router
+            case Role.SMALL:
+                return self.small
+
+
+_F32: Final = Storage(32)
+_F16: Final = Storage(16)
+_Q4_0: Final = Storage(4.5)
+_Q4_K: Final = Storage(4.5)
+_Q5_K: Final = Storage(5.5)
+_Q6_K: Final = Storage(6.5625)
+_Q8_0: Final = Storage(8.5)
+# llama.cpp's `use_more_bits`: the first and last eighth of the layers, and every third between.
+_MORE_BITS: Final = 0.5
+
+
+def _gguf(
+    name: str, base: Storage, loss: int, *, head: Storage, better: Storage | None = None
+) -> Method:
+    mixed = {} if better is None else dict.fromkeys(("attn_v", "ffn_down"), (better, _MORE_BITS))
+    return Method(
+        name=name.lower(),
+        title=f"GGUF {name}",
+        layer=base,
+        vocabulary=base,
+        head=head,
+        arithmetic=Arithmetic.F16,
+        loss=loss,
+        mixed=mixed,
+        small=_F32,
+        router=_F32,
+        vllm_can=False,
+    )
+
+
+_GPU: Final = (
+    Method(
+        name="bf16",
+        title="bf16 (as trained)",
+        layer=_F16,
+        vocabulary=_F16,
+        arithmetic=Arithmetic.BF16,
+        loss=0,
+    ),
+    Method(
+        name="fp16",
+        title="fp16",
+        layer=_F16,
+        vocabulary=_F16,
+        arithmetic=Arithmetic.F16,
+        loss=0,
+        flags=("--dtype", "half"),
+    ),
+    Method(
+        name="fp8",
+        title="fp8, one scale an output",
+        layer=Storage(8, output_bits=32),
+        vocabulary=_F16,
+        arithmetic=Arithmetic.F8,
+        loss=1,
+        flags=("--quantization", "fp8"),
+    ),
+    Method(
+        name="int8",
+        title="int8 (W8A8), one scale an output",
+        layer=Storage(8, output_bits=32),
+        vocabulary=_F16,
+        arithmetic=Arithmetic.I8,
+        loss=2,
+    ),
+    Method(
+        name="awq",
+        title="AWQ 4 bit, groups of 128",
+        layer=Storage(4, group=128, group_bits=20),
+        vocabulary=_F16,
+        arithmetic=Arithmetic.F16,
+        loss=5,
+    ),
+    Method(
+        name="gptq",
+        title="GPTQ 4 bit, groups of 128",
+        layer=Storage(4, group=128, group_bits=20, input_bits=32),
+        vocabulary=_F16,
+        arithmetic=Arithmetic.F16,
+        loss=6,
+    ),
+    _gguf("Q8_0", _Q8_0, 1, head=_Q8_0),
+    _gguf("Q6_K", _Q6_K, 3, head=_Q6_K),
+    _gguf("Q5_K_M", _Q5_K, 4, head=_Q6_K, better=_Q6_K),
+    _gguf("Q4_K_M", _Q4_K, 5, head=_Q6_K, better=_Q6_K),
+    _gguf("Q4_0", _Q4_0, 7, head=_Q6_K),
+)
+
+
+def _own(
+    name: str, title: str, storage: Storage, loss: int, vocabulary: Storage | None = None
+) -> Method:
+    """As kvota's CPU engine encodes them (`model/weights.py`)."""
+    return Method(
+        name=name,
+        title=title,
+        layer=storage,
+        vocabulary=vocabulary or storage,
+        arithmetic=Arithmetic.I8 if name.startswith("int") else Arithmetic.F32,
+        loss=loss,
+        small=_F32,
+        router=_F32,
+        vllm_can=False,
+    )
+
+
+_OWN_INT8: Final = Storage(8, group=32, group_bits=16)
+_CPU: Final = (
+    _own("f32", "f32", _F32, 0),
+    _own("f16", "f16", _F16, 0),
+    _own("int8", "int8, groups of 32", _OWN_INT8, 1),
+    _own("int4", "int4, groups of 32", Storage(4, group=32, group_bits=32), 2, _OWN_INT8),
+)
+
+GPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _GPU})
+CPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _CPU})
+
+
+def methods_on(hardware: Hardware) -> list[Method]:
+    """What the engine of this hardware can run there: vLLM on a GPU, kvota's own on a CPU."""
+    if not hardware.is_gpu:
+        return list(CPU_METHODS.values())
+    half = Arithmetic.BF16 if hardware.can(Arithmetic.BF16) else Arithmetic.F16
+    return [
+        method
+        for method in GPU_METHODS.values()
+        if method.vllm_can
+        and hardware.can(method.arithmetic)
+        and (method.layer != _F16 or method.arithmetic is half)
+    ]
+
+
+def named_method(name: str, hardware: Hardware) -> Method:
+    """Raises ConfigError naming what there is, or why this hardware cannot."""
+    table = GPU_METHODS if hardware.is_gpu else CPU_METHODS
+    method = table.get(name.lower())
+    if method is None:
+        raise ConfigError(f"no weights are called {name!r}; use one of {', '.join(table)}.")
+    if not hardware.can(method.arithmetic):
+        raise ConfigError(f"{hardware.title} has no {method.arithmetic} arithmetic for {name}.")
+    return method
