@@ -1,7 +1,7 @@
 """An open-loop load generator in a process of its own: it sends on time, whatever comes back.
 
 The parent writes one JSON job to the child's stdin and reads one JSON list of what was seen. The
-requests are made before the clock starts, and the child measures itself: `lag_s` is how much later
+requests are built before the clock starts, and the child measures itself: `lag_s` is how much later
 than due a request was sent. All other times count from the moment it was due, so that a generator
 that is late can only make the server look worse.
 """
@@ -35,6 +35,7 @@ class Seen:
     is_hanging: bool = False  # it got no ending within `hang_s`
     num_tokens: int = 0
     message: str | None = None
+    due_at_s: float = 0.0  # when it was due, by the clock that all processes of a machine share
 
     @property
     def per_token_s(self) -> float:
@@ -120,7 +121,8 @@ async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
     try:
         asked = await ask(job.port, body)
     except OSError as error:
-        return Seen(lag_s, time.perf_counter() - due_s, code=f"connection: {error.strerror}")
+        ended_s, code = time.perf_counter() - due_s, f"connection: {error.strerror}"
+        return Seen(lag_s, ended_s, code=code, due_at_s=due_s)
     is_hanging = False
     try:
         async with asyncio.timeout(job.hang_s):
@@ -140,6 +142,7 @@ async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
         is_hanging,
         answer.num_tokens,
         answer.message,
+        due_s,
     )
 
 
