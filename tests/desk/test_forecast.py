@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.desk.forecast import (
@@ -14,6 +14,7 @@ from kvota.desk.forecast import (
     bucket_of,
 )
 
+unhurried = settings(deadline=None)  # other processes may hold the machine up
 Outputs = list[tuple[int, bool]]  # (length, is cut)
 
 
@@ -53,6 +54,7 @@ def test_lengths_below_64_have_a_bucket_each() -> None:
     assert len(set(bucket_of(np.arange(64, dtype=np.int64)))) == 64
 
 
+@unhurried
 @given(st.integers(0, LENGTH_MAX))
 def test_a_bucket_is_no_wider_than_a_64th_of_its_lengths(length: int) -> None:
     edges = bucket_edges()
@@ -64,6 +66,7 @@ def test_a_bucket_is_no_wider_than_a_64th_of_its_lengths(length: int) -> None:
 lengths_below_64 = st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=40)
 
 
+@unhurried
 @given(lengths_below_64, st.integers(0, 60), st.integers(0, 63))
 def test_survival_is_kaplan_meier_given_what_was_produced(
     outputs: Outputs, produced: int, ahead: int
@@ -74,6 +77,7 @@ def test_survival_is_kaplan_meier_given_what_was_produced(
     assert survival(forecast, group, produced, ahead) == pytest.approx(expected)
 
 
+@unhurried
 @given(lengths_below_64, st.integers(0, 63))
 def test_the_mean_is_the_area_under_the_survival_curve(outputs: Outputs, length_max: int) -> None:
     outputs[0] = (outputs[0][0], False)
@@ -93,6 +97,7 @@ def test_the_mean_of_long_outputs_is_right_to_the_width_of_their_buckets() -> No
     assert forecast.growth(group, 5_000) == pytest.approx(growth, rel=0.03)
 
 
+@unhurried
 @given(lengths_below_64, st.integers(0, 50), st.sampled_from([0.3, 0.6, 0.9]))
 def test_the_quantile_is_the_first_length_that_enough_outputs_end_within(
     outputs: Outputs, produced: int, share: float

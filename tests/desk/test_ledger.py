@@ -85,7 +85,12 @@ def test_a_ledger_without_memory_is_refused() -> None:
         Ledger(0, new_policy(DeskSettings(), Forecast(), 1))
 
 
-@settings(max_examples=100, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 class RandomLeases(RuleBasedStateMachine):
     """Leases come, grow and go; the price kept must be the price computed anew."""
 

@@ -6,12 +6,15 @@ from operator import mul
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.desk.forecast import Float32Array, Forecast
 from kvota.desk.policies import ExpectedPeak, Policy, Rows, margin, new_policy, time_grid
 from kvota.desk.settings import Admission, DeskSettings
+
+
+unhurried = settings(deadline=None)  # other processes may hold the machine up
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ leases_strategy = st.lists(
 )
 
 
+@unhurried
 @given(
     leases_strategy,
     st.lists(st.integers(1, 3), min_size=8, max_size=8),
@@ -147,6 +151,7 @@ def test_the_expected_peak_is_the_formula_at_every_point_of_the_grid(
     assert fast == pytest.approx(slow)
 
 
+@unhurried
 @given(leases_strategy)
 def test_with_nothing_known_the_peak_is_never_below_that_of_every_moment(
     leases: list[Lease],
@@ -247,6 +252,7 @@ def test_choices_share_a_prompt_that_stays_until_the_last_of_them_ends() -> None
         assert sqrt(needs[1, place]) == pytest.approx(need.std(), rel=0.02, abs=8)
 
 
+@unhurried
 @given(leases_strategy, leases_strategy, st.sampled_from(Admission), st.integers(1, 16))
 def test_whoever_comes_on_top_never_lowers_the_peak_and_the_order_is_nothing_to_it(
     some: list[Lease], others: list[Lease], admission: Admission, block_size: int
@@ -265,6 +271,7 @@ def test_nobody_needs_nothing(admission: Admission) -> None:
     assert peak_of(policy, [], group) == 0
 
 
+@unhurried
 @given(leases_strategy, st.integers(1, 16), st.integers(1, 3))
 def test_reserve_is_everybodys_max_tokens_in_whole_blocks(
     leases: list[Lease], block_size: int, num_open: int
@@ -279,6 +286,7 @@ def test_reserve_is_everybodys_max_tokens_in_whole_blocks(
     assert peak_of(policy, leases, group, block_size) == need
 
 
+@unhurried
 @given(leases_strategy, st.integers(1, 16))
 def test_no_forecast_is_above_reserve(leases: list[Lease], block_size: int) -> None:
     forecast, group = taught([20, 40, 80])
@@ -295,6 +303,7 @@ def test_optimistic_sees_only_the_next_token_and_keeps_a_watermark() -> None:
     assert peak_of(policy, leases, group) == pytest.approx((106 + 51) / 0.99)
 
 
+@unhurried
 @given(leases_strategy)
 def test_a_point_forecast_peaks_as_if_every_output_got_exactly_its_guess(
     leases: list[Lease],
