@@ -13,7 +13,6 @@ from kvota.desk.forecast import Float32Array, Forecast
 from kvota.desk.policies import ExpectedPeak, Policy, Rows, margin, new_policy, time_grid
 from kvota.desk.settings import Admission, DeskSettings
 
-
 unhurried = settings(deadline=None)  # other processes may hold the machine up
 
 
