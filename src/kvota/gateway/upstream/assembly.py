@@ -19,10 +19,10 @@ _JOINED: Final = frozenset(
 class AssembledBody(Struct, kw_only=True):
     """A finished answer. What backends add at its top level is kept."""
 
-    id: str
-    object: str
-    created: int
-    model: str
+    id: str = ""
+    object: str = ""
+    created: int = 0
+    model: str = ""
     choices: list[dict[str, Any]]
     usage: dict[str, Any] | UnsetType = UNSET
     system_fingerprint: str | UnsetType | None = UNSET
@@ -59,6 +59,7 @@ class Assembler:
                 self._head.setdefault(name, said)
 
     def body(self, usage: Mapping[str, Any]) -> AssembledBody:
+        """Raises msgspec.MsgspecError when the top level is not what it must be."""
         choices = [_finished(self._choices[index]) for index in sorted(self._choices)]
         kind = str(self._head.get("object", "")).removesuffix(".chunk")
         fields = {**self._head, "object": kind, "choices": choices, "usage": dict(usage)}

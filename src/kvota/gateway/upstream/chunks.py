@@ -17,13 +17,22 @@ _CHAT_TEXTS: Final = ("content", "reasoning_content", "reasoning")
 _COMPLETION_TEXTS: Final = ("text",)
 
 
+class CallPart(Struct):
+    """What a chunk adds to one tool call. Typed, so that what is put together is known to fit."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: dict[str, Raw] | None = None
+
+
 class Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     role: str | None = None
-    tool_calls: Raw = Raw(b"")
+    tool_calls: list[CallPart] | None = None
 
 
 class Part(Struct):
@@ -53,9 +62,13 @@ class Part(Struct):
         if self.delta is None:
             return bool(self.text)
         delta = self.delta
-        if delta.content or delta.reasoning_content or delta.reasoning or delta.refusal:
-            return True
-        return bytes(delta.tool_calls) not in (b"", b"null", b"[]")
+        return bool(
+            delta.content
+            or delta.reasoning_content
+            or delta.reasoning
+            or delta.refusal
+            or delta.tool_calls
+        )
 
     @property
     def _is_formal(self) -> bool:
@@ -149,7 +162,7 @@ def with_texts(value: bytes, change: Callable[[int, str, str, bool], str]) -> by
     chunk: dict[str, Any] = msgspec.json.decode(value)
     for one in chunk["choices"]:
         is_last = bool(one.get("finish_reason"))
-        holder = one.get("delta", one)
+        holder = one if one.get("delta") is None else one["delta"]
         for field in _COMPLETION_TEXTS if holder is one else _CHAT_TEXTS:
             text = holder.get(field)
             if text or is_last:

@@ -142,8 +142,11 @@ class Passage:
             raise ErrorEvent(chunk.error if bytes(chunk.error) else msgspec.Raw(value))
         if self._like is None:
             self._begin(value, chunk)
-        ended = self._ended_before(chunk)
-        self._count(chunk.choices or (), chunk.usage, ended, now)
+        parts = chunk.choices or ()
+        if len(parts) > 1 and len({part.index for part in parts}) < len(parts):
+            raise BrokenEvent("one chunk speaks of a choice twice")
+        ended = self._ended_before(parts)
+        self._count(parts, chunk.usage, ended, now)
         return self._changed(value, chunk, ended)
 
     def usage(self) -> dict[str, object]:
@@ -165,12 +168,10 @@ class Passage:
             return None
         return self._renamed(usage_chunk(self._like, self.usage()))
 
-    def _ended_before(self, chunk: Chunk) -> Collection[int]:
-        """The choices that this chunk speaks of although they have ended."""
+    def _ended_before(self, parts: Sequence[Part]) -> Collection[int]:
+        """The choices that these speak of although they have ended."""
         over = self.tally.finish_reasons
-        if not over or not chunk.choices:
-            return ()
-        return {part.index for part in chunk.choices if part.index in over}
+        return {part.index for part in parts if part.index in over} if over else ()
 
     # --- counting
 

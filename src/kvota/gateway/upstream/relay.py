@@ -154,7 +154,10 @@ class Relay:
             if self._is_over:
                 break
             await self._more()
-        body = assembler.body(self._passage.usage())
+        try:
+            body = assembler.body(self._passage.usage())
+        except msgspec.MsgspecError as error:
+            raise self._malformed(f"sent chunks that are no answer ({error})") from None
         await self._linger()
         return body
 
