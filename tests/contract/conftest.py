@@ -5,13 +5,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gateway_node import gateway_node
 from tests.support.live_node import LiveNode, live_node
 from tests.support.serve_process import ServeProcess, serve_process, write_long_model
 
+# What a client can rely on holds through a gateway as well: these run against both.
+THROUGH_GATEWAY = {
+    "test_deadlines",
+    "test_openai_client",
+    "test_openapi",
+    "test_overload",
+    "test_requests",
+    "test_streams",
+    "test_where",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if "shared_node" in metafunc.fixturenames and name in THROUGH_GATEWAY:
+        metafunc.parametrize("shared_node", [live_node, gateway_node], indirect=True)
+
 
 @pytest.fixture(scope="module")
-def shared_node() -> Iterator[LiveNode]:
-    with live_node(max_running_requests=8, max_num_batched_tokens=64) as node:
+def shared_node(request: pytest.FixtureRequest) -> Iterator[LiveNode]:
+    make = getattr(request, "param", live_node)
+    with make(max_running_requests=8, max_num_batched_tokens=64) as node:
         yield node
 
 

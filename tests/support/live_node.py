@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ import uvicorn
 import uvloop
 
 from kvota.core.clock import Clock, SystemClock
-from kvota.edge.listening import bind, http_server
+from kvota.edge.listening import bind, bind_unix, http_server
 from kvota.engine.text import Vocabulary
 from kvota.model.grammar import GrammarCompiler
 from kvota.model.template import ChatTemplate
@@ -71,6 +72,8 @@ def staged_model(
 class LiveNode(Client):
     """Running when made. `stop` it; an engine that died of a bug makes that fail."""
 
+    logs_requests = True
+
     def __init__(
         self,
         stage: Stage | None = None,
@@ -85,7 +88,8 @@ class LiveNode(Client):
         self._clock = clock or SystemClock()
         self._settings = settings
         self._log = io.StringIO()
-        self._taken = bind("127.0.0.1", 0)
+        unix_socket = settings.get("unix_socket")
+        self._taken = bind_unix(Path(unix_socket)) if unix_socket else bind("127.0.0.1", 0)
         self._begun = threading.Event()
         self._parts: Node | None = None
         self._server: uvicorn.Server | None = None
@@ -94,8 +98,12 @@ class LiveNode(Client):
         self._thread.start()
         assert self._begun.wait(PATIENCE_S)
         until(self._has_started, "the server to listen")
-        self.port: int = self._taken.getsockname()[1]
+        self.port = self._public_port()
         super().__init__(f"http://127.0.0.1:{self.port}", MODEL)
+
+    def _public_port(self) -> int:
+        """Where clients connect, now that the node listens."""
+        return int(self._taken.getsockname()[1])
 
     def _has_started(self) -> bool:
         return self._server is not None and self._server.started

@@ -22,7 +22,7 @@ RETRY_AFTER_S = 5.0
 
 
 class About:
-    """The GET paths. `own` is the node whose page follows on ours, where there is one."""
+    """The GET paths. `own` is the node that this gateway has started, if it has."""
 
     def __init__(
         self,
@@ -72,13 +72,14 @@ class About:
             ) from error
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Ours, and the own node's as it is."""
+        """Ours, and where one node alone is behind us, its own as it is."""
         if self._live.now.settings.metrics_need_key:
             self._gatekeeper.require_admin(request)
         page = self._metrics.render()
-        if self._own is not None:
+        nodes = own_nodes(self._live)
+        if len(nodes) == 1:
             with contextlib.suppress(KvotaError):  # away: kvota_gateway_node_up says so
-                page += await self._own.upstream.fetch("/metrics", timeout_s=PAGE_TIMEOUT_S)
+                page += await nodes[0].upstream.fetch("/metrics", timeout_s=PAGE_TIMEOUT_S)
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: HttpRequest) -> Response:
@@ -104,6 +105,12 @@ class About:
             raise model_not_found(name)
         self._door.check_model(caller, route.name)
         return json_response(_card(name, route))
+
+
+def own_nodes(live: Live) -> list[Backend]:
+    """Every node of ours behind this gateway, each once."""
+    found = {one.name: one for one in _backends(live) if one.is_own_kind}
+    return list(found.values())
 
 
 def _backends(live: Live) -> list[Backend]:

@@ -23,7 +23,7 @@ from kvota.edge.exchange import Exchange
 from kvota.edge.problems import error_headers, error_response
 from kvota.edge.settings import EdgeSettings
 from kvota.edge.trust import told
-from kvota.gateway.about import json_response
+from kvota.gateway.about import json_response, own_nodes
 from kvota.gateway.auth import Door, model_not_found
 from kvota.gateway.backends import Backend
 from kvota.gateway.caller import Caller
@@ -144,16 +144,6 @@ class PassageEndpoint:
                     model = version.model
                     return backend, content if is_same else renamed_body(content, model=model)
         raise nobody((route,), now)
-
-
-def own_nodes(live: Live) -> list[Backend]:
-    """Every node of ours behind this gateway, each once."""
-    found: dict[str, Backend] = {}
-    for route in live.now.table.routes.values():
-        for one in route.backends:
-            if one.is_own_kind:
-                found[one.name] = one
-    return list(found.values())
 
 
 def _model_in(content: bytes) -> str | None:
