@@ -33,11 +33,24 @@ class StepwiseExecutor(HashingExecutor):
     def __init__(self) -> None:
         super().__init__(num_blocks=256, block_size=4)
         self._allowed = threading.Semaphore(0)
+        self._num_begun = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a step stands before its computation."""
+        return self._num_begun > self.num_steps
 
     def allow(self, num_steps: int = 1) -> None:
         self._allowed.release(num_steps)
 
+    async def do_steps(self, num_steps: int) -> None:
+        """Let so many steps pass, and return when the next one stands."""
+        last = self._num_begun + num_steps if self.is_waiting else num_steps + self.num_steps + 1
+        self.allow(num_steps)
+        await until(lambda: self._num_begun >= last)
+
     def execute(self, plan: StepPlan) -> StepResult:
+        self._num_begun += 1
         assert self._allowed.acquire(timeout=30)
         return super().execute(plan)
 

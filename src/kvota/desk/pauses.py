@@ -10,7 +10,7 @@ And only when it is worth it. What a paused lease had computed is computed again
 runs or waits is later by that long. What is won is the time for which the tickets that can begin
 would have waited for the lease to end:
 
-    tickets that begin · rest of the lease's life  >  time to compute again · all who run or wait
+    tickets that begin · rest of the lease's life  ≥  time to compute again · all who run or wait
 
 Where the short lane itself is more than can be served, many wait and little is won: then nobody is
 paused. Beside that, what pauses lose may be no more than a share of all tokens computed.
@@ -137,7 +137,7 @@ class Pausing:
         lost_s = sum(self._seconds_again(one, now) for one in victims)
         rest_s = min(_rest_tokens(victim) for victim in victims) * step_s
         num_begun = min(waiting, self._num_fitting(victims, head))
-        return num_begun * rest_s > lost_s * (len(self._holders) + waiting)
+        return num_begun * rest_s >= lost_s * (len(self._holders) + waiting)
 
     def _num_fitting(self, victims: Sequence[Entry], head: Entry) -> int:
         """How many tickets like `head` begin in the room of the victims."""
