@@ -1,4 +1,8 @@
-"""`kvota serve` as a child process on a free port of this machine."""
+"""`kvota node`, desk and engine alone, as a child process on a free port of this machine.
+
+It is the process that `kvota serve` puts behind its gateway, so that keys, a database and the
+gateway's own use of the cores are no part of what is measured.
+"""
 
 import http.client
 import json
@@ -34,7 +38,7 @@ class RunningServer:
 def kvota_server(model: Path, threads: int, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
     """Start, wait until it accepts work, and stop it at the end."""
     port = _free_port()
-    command = [str(Path(sys.executable).parent / "kvota"), "serve", str(model)]
+    command = [str(Path(sys.executable).parent / "kvota"), "node", str(model)]
     command += ["--port", str(port), "--threads", str(threads), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVOTA_")}
     with tempfile.TemporaryFile() as output:
