@@ -22,10 +22,10 @@ FLAGS = (
     "--first-token-timeout-s", "3", "--long-first-token-timeout-s", "20",
 )  # fmt: skip
 FACTORS = (0.5, 1.0, 2.0, 5.0)
-FIRST_RPS = 0.75
-NUM_HALVINGS = 3
+FIRST_RPS = 1.0
+NUM_HALVINGS = 2
 LEAD_IN_S, LEAD_OUT_S = 8.0, 4.0
-KNEE_JUDGED_S, POINT_JUDGED_S = 20.0, 40.0
+KNEE_JUDGED_S, POINT_JUDGED_S = 16.0, 32.0
 HANG_S = 130.0  # the longest whole answer that the server allows is 120 s
 REFUSAL_P99_MAX_S = 0.050
 PLATEAU_MIN = 0.9

@@ -14,13 +14,14 @@ class Server:
     """Serves well up to `knee_rps`, but for the runs that are unlucky."""
 
     knee_rps: float
+    past_knee: float = 0.89
     unlucky: frozenset[tuple[float, int]] = frozenset()
     tried: list[tuple[float, int]] = field(default_factory=list)
 
     def __call__(self, rate_rps: float, attempt: int) -> float:
         self.tried.append((rate_rps, attempt))
         is_good = rate_rps <= self.knee_rps and (rate_rps, attempt) not in self.unlucky
-        return 0.9 if is_good else 0.89
+        return 0.9 if is_good else self.past_knee
 
 
 @given(knee_rps=st.floats(1.0, 100.0), num_halvings=st.integers(0, 6))
@@ -34,7 +35,7 @@ def test_the_knee_lies_between_what_held_and_what_failed(
     assert found.failed_rps / found.rate_rps == pytest.approx(width)
 
 
-def test_rates_rise_and_only_what_failed_is_tried_again() -> None:
+def test_rates_rise_and_only_what_narrowly_failed_is_tried_again() -> None:
     server = Server(3.0)
     find_knee(server, 0.75, 1)
     middle = (3.0 * 6.0) ** 0.5
@@ -43,8 +44,14 @@ def test_rates_rise_and_only_what_failed_is_tried_again() -> None:
 
 
 def test_one_unlucky_run_does_not_hide_what_lies_above() -> None:
-    assert find_knee(Server(4.0, frozenset({(2.0, 0)})), 1.0, 0) == Knee(4.0, 8.0)
-    assert find_knee(Server(4.0, frozenset({(2.0, 0), (2.0, 1)})), 1.0, 0) == Knee(1.0, 2.0)
+    assert find_knee(Server(4.0, unlucky=frozenset({(2.0, 0)})), 1.0, 0) == Knee(4.0, 8.0)
+    assert find_knee(Server(4.0, unlucky=frozenset({(2.0, 0), (2.0, 1)})), 1.0, 0) == Knee(1.0, 2.0)
+
+
+def test_what_fails_by_far_is_not_tried_again() -> None:
+    server = Server(2.0, past_knee=0.74)
+    assert find_knee(server, 1.0, 0) == Knee(2.0, 4.0)
+    assert server.tried == [(1.0, 0), (2.0, 0), (4.0, 0)]
 
 
 def test_without_a_good_first_rate_there_is_no_knee() -> None:
