@@ -12,13 +12,13 @@ import typer
 from kvota.core.errors import ConfigError
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.arrival import Scaling
 from kvota.sim.calibration import fit_step_cost
 from kvota.sim.executor import StepCost
 from kvota.sim.records import Targets
 from kvota.sim.simulate import Simulation, report
 from kvota.sim.simulate import simulate as run_simulation
 from kvota.telemetry.steps import read_records
+from kvota.traffic.arrival import Scaling
 
 EXIT_BAD_FIT = 1
 
@@ -33,7 +33,9 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Azure CSV, Mooncake, ServeGen, ShareGPT, or a journal.")],
+    trace: Annotated[
+        Path, typer.Option(help="Azure CSV, Mooncake, ServeGen, ShareGPT, or a journal.")
+    ],
     policy: Annotated[Admission, typer.Option(help="How the desk prices a request.")] = (
         Admission.FORECAST
     ),

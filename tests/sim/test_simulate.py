@@ -86,5 +86,5 @@ def test_without_a_desk_everything_is_taken() -> None:
 def test_an_unknown_trace_is_said_by_name(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
-    with pytest.raises(ConfigError, match=r"notes\.txt: not a journal of kvota, nor an Azure, Mooncake, ServeGen"):
+    with pytest.raises(ConfigError, match=r"notes\.txt: its first line is 'hello'; not a journal"):
         simulate(asked(path))

@@ -1,10 +1,8 @@
 """`kvota simulate`: a trace, a machine and a policy in; what clients would have seen out."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from kvota.core.errors import ConfigError
 from kvota.core.plan import Capacity
@@ -17,16 +15,7 @@ from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, WorldResult, quantile
 from kvota.sim.world import World, WorldSettings
 from kvota.traffic.arrival import Arrival, Scaling, split
-from kvota.traffic.servegen import read_clients, servegen_arrivals
-from kvota.traffic.traces import (
-    MOONCAKE_BUCKET_S,
-    open_trace,
-    read_azure,
-    read_mooncake,
-    read_own_journal,
-    read_sharegpt,
-    spread,
-)
+from kvota.traffic.opening import open_traffic
 
 PROOF_EVERY = 500  # steps; the counts are checked at every step
 
@@ -77,30 +66,16 @@ def simulate(asked: Simulation) -> WorldResult:
 
 
 def read_trace(asked: Simulation) -> Iterable[Arrival]:
-    """The arrivals of a trace of any known format, told apart by its first line."""
-    rng = Random(f"trace {asked.seed}")
-    path, most = asked.trace, asked.max_tokens
-    first = _first_line(path)
-    if first.startswith("TIMESTAMP"):
-        return read_azure(path, max_tokens=most)
-    if first.startswith("num_prefill_tokens"):
-        return read_sharegpt(path, rate_rps=asked.poisson_rps, rng=rng, max_tokens=most)
-    try:
-        fields = set(json.loads(first))
-    except ValueError:
-        fields = set()
-    if {"v", "outcome"} <= fields:
-        return read_own_journal(path, max_tokens=most)
-    if "hash_ids" in fields:
-        return spread(read_mooncake(path, max_tokens=most), MOONCAKE_BUCKET_S, rng)
-    if "windows" in fields:
-        clients = read_clients(path)
-        return servegen_arrivals(
-            clients, rng, start_s=asked.from_s, end_s=asked.until_s, max_tokens=most
-        )
-    raise ConfigError(
-        f"{path}: not a journal of kvota, nor an Azure, Mooncake, ServeGen or ShareGPT trace"
+    """The arrivals of a trace of any known format."""
+    traffic = open_traffic(
+        asked.trace,
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+        poisson_rps=asked.poisson_rps,
+        from_s=asked.from_s,
+        until_s=asked.until_s,
     )
+    return traffic.arrivals
 
 
 def report(result: WorldResult, targets: Targets) -> str:
@@ -133,8 +108,3 @@ def report(result: WorldResult, targets: Targets) -> str:
 def _three(values: list[float]) -> str:
     p50, p95, p99 = (quantile(values, share) for share in (0.5, 0.95, 0.99))
     return f"p50 {p50:.3f} s, p95 {p95:.3f} s, p99 {p99:.3f} s"
-
-
-def _first_line(path: Path) -> str:
-    with open_trace(path) as file:
-        return file.readline()

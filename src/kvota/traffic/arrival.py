@@ -27,6 +27,7 @@ class Arrival:
     max_tokens: int  # what the client allows, known to the server
     n: int = 1  # choices of one prompt, each with its own output
     tenant: str = "default"
+    session: str | None = None  # the conversation it belongs to, where the trace says so
     band: Band = Band.INTERACTIVE
     first_token_s: float | None = None  # the client says it waits no longer for the first token
     prefix: tuple[int, ...] = ()  # ids of the leading blocks; equal ids stand for equal tokens

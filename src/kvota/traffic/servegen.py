@@ -8,7 +8,6 @@ its length of requests, in expectation exactly; the fitted mean is only near tha
 turned by a random part of the window, as a process seen from a random moment would be.
 """
 
-import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from random import Random
 from typing import Any
 
 from kvota.traffic.arrival import Arrival
-from kvota.traffic.traces import TraceError
+from kvota.traffic.traces import TraceError, open_trace
 
 WINDOW_S = 600.0
 PERIOD_S = 21_600.0  # lengths are given per six hours
@@ -70,7 +69,7 @@ class Client:
 
 def read_clients(path: Path) -> list[Client]:
     """Raises TraceError for a line that is not a ServeGen client."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    with open_trace(path) as file:
         try:
             return [_client(json.loads(line)) for line in file]
         except (KeyError, TypeError, ValueError) as error:
@@ -78,11 +77,12 @@ def read_clients(path: Path) -> list[Client]:
 
 
 def servegen_arrivals(
-    clients: Sequence[Client], rng: Random, *, start_s: float, end_s: float, max_tokens: int
+    clients: Sequence[Client], rng: Random, *, start_s: float, end_s: float, max_tokens: int | None
 ) -> list[Arrival]:
     """The traffic of all clients from `start_s` to `end_s` after midnight, by time.
 
-    Outputs over `max_tokens` are cut to it. Times in the result start at 0.
+    Outputs over `max_tokens` are cut to it; None: each client allows what its answer has. Times in
+    the result start at 0.
     """
     arrivals = [
         arrival
@@ -95,17 +95,23 @@ def servegen_arrivals(
 
 
 def _arrivals(
-    client: Client, window: Window, rng: Random, start_s: float, end_s: float, max_tokens: int
+    client: Client,
+    window: Window,
+    rng: Random,
+    start_s: float,
+    end_s: float,
+    max_tokens: int | None,
 ) -> Iterator[Arrival]:
     period = client.period_at(window.start_s)
     for at_s in _times(window, rng):
-        prompt, output = period.prompt.draw(rng), period.output.draw(rng)
+        prompt, output = period.prompt.draw(rng), max(period.output.draw(rng), 1)
+        allowed = output if max_tokens is None else max_tokens
         if start_s <= at_s < end_s:
             yield Arrival(
                 at_s=at_s - start_s,
                 prompt_tokens=max(prompt, 1),
-                output_tokens=min(max(output, 1), max_tokens),
-                max_tokens=max_tokens,
+                output_tokens=min(output, allowed),
+                max_tokens=allowed,
                 tenant=client.name,
             )
 

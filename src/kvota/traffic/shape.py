@@ -1,0 +1,136 @@
+"""Measures traffic. The figures are explained in `numbers.py`.
+
+Windows are counted from the first arrival, the last one as it is. Percentiles are interpolated
+for requests, and are values of the distribution for ServeGen's clients.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kvota.traffic.arrival import Arrival
+from kvota.traffic.numbers import Burstiness, LengthFigures, PopulationShape, Shape
+from kvota.traffic.prefixes import ReuseCount
+from kvota.traffic.servegen import WINDOW_S, Client, Lengths
+
+WINDOWS_S = (1, 10, 60)
+LONG_TOKENS = 4096
+TOP = (1, 5, 10, 25, 50)
+Floats = npt.NDArray[np.float64]
+
+
+def shape_of(arrivals: Iterable[Arrival]) -> Shape:
+    """Walks them once and keeps three numbers of each. Raises ValueError when there is none."""
+    times, prompts, outputs = array("d"), array("q"), array("q")
+    tenants: Counter[str] = Counter()
+    reuse = ReuseCount()
+    for one in arrivals:
+        times.append(one.at_s)
+        prompts.append(one.prompt_tokens)
+        outputs.append(one.output_tokens)
+        tenants[one.tenant] += 1
+        reuse.add(one)
+    if not times:
+        raise ValueError("it holds no request")
+    at_s = np.sort(np.array(times))
+    at_s -= at_s[0]
+    prompt, output = np.array(prompts, dtype=np.float64), np.array(outputs, dtype=np.float64)
+    is_long = prompt > LONG_TOKENS
+    return Shape(
+        num_requests=len(times),
+        span_s=float(at_s[-1]),
+        rate_rps=len(times) / at_s[-1] if at_s[-1] else 0.0,
+        gap_cv=_gap_cv(at_s),
+        bursts=[_burstiness(at_s, window_s) for window_s in WINDOWS_S],
+        prompt=_figures(prompt),
+        output=_figures(output),
+        prompt_to_output=float(prompt.sum() / output.sum()),
+        correlation=_correlation(prompt, output),
+        long_requests=float(is_long.mean()),
+        long_tokens=float(prompt[is_long].sum() / prompt.sum()),
+        num_tenants=len(tenants),
+        top_tenants=_top(tenants),
+        reuse=reuse.result(),
+    )
+
+
+def shape_of_clients(clients: Sequence[Client]) -> PopulationShape:
+    """What the clients' distributions say, each weighted by the rate of its windows."""
+    windows: dict[float, float] = {}
+    busy: dict[str, float] = {}
+    prompts: dict[int, float] = {}
+    outputs: dict[int, float] = {}
+    for client in clients:
+        for window in client.windows:
+            rate = window.rate_rps
+            windows[window.start_s] = windows.get(window.start_s, 0.0) + rate
+            busy[client.name] = busy.get(client.name, 0.0) + rate
+            period = client.period_at(window.start_s)
+            _weigh(prompts, period.prompt, rate)
+            _weigh(outputs, period.output, rate)
+    if not windows:
+        raise ValueError("none of its clients has any traffic")
+    prompt, output = _weighted_figures(prompts), _weighted_figures(outputs)
+    return PopulationShape(
+        num_clients=len(clients),
+        hours=len(windows) * WINDOW_S / 3600,
+        rate_rps=sum(windows.values()) / len(windows),
+        lowest_rps=min(windows.values()),
+        highest_rps=max(windows.values()),
+        prompt=prompt,
+        output=output,
+        prompt_to_output=prompt.mean / output.mean,
+        top_clients=_top(busy),
+    )
+
+
+def _figures(values: Floats) -> LengthFigures:
+    p50, p95, p99 = np.percentile(values, [50, 95, 99])
+    return LengthFigures(float(values.mean()), float(p50), float(p95), float(p99), values.max())
+
+
+def _gap_cv(at_s: Floats) -> float:
+    gaps = np.diff(at_s)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return float(gaps.std()) / mean if mean else 0.0
+
+
+def _burstiness(at_s: Floats, window_s: int) -> Burstiness:
+    counts = np.bincount((at_s // window_s).astype(np.int64))
+    mean = float(counts.mean())
+    return Burstiness(window_s, float(counts.var()) / mean, float(counts.max()) / mean)
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    if not one.std() or not other.std():
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _top(weights: Mapping[str, float]) -> dict[int, float]:
+    """The share that the heaviest so many hold; only for counts below the number of all."""
+    ordered = sorted(weights.values(), reverse=True)
+    total = sum(ordered)
+    return {num: sum(ordered[:num]) / total for num in TOP if num < len(ordered)}
+
+
+def _weigh(into: dict[int, float], lengths: Lengths, rate: float) -> None:
+    """Add a distribution, normalised, times `rate`."""
+    scale = rate / lengths.cumulative[-1]
+    for value, (below, upto) in zip(
+        lengths.values, pairwise((0.0, *lengths.cumulative)), strict=True
+    ):
+        into[value] = into.get(value, 0.0) + (upto - below) * scale
+
+
+def _weighted_figures(weights: Mapping[int, float]) -> LengthFigures:
+    ordered = np.array(sorted(weights), dtype=np.float64)
+    weight = np.array([weights[int(value)] for value in ordered])
+    share = np.cumsum(weight) / weight.sum()
+    p50, p95, p99 = (float(ordered[np.searchsorted(share, at)]) for at in (0.5, 0.95, 0.99))
+    mean = float((ordered * weight).sum() / weight.sum())
+    return LengthFigures(mean, p50, p95, p99, float(ordered[-1]))
