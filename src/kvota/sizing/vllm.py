@@ -63,15 +63,15 @@ class Flag:
 
 def vllm_flags(bill: VllmBill, wishes: Wishes) -> Sequence[Flag]:
     """Raises InsufficientMemory, saying which of the numbers would help."""
-    utilization = _utilization(bill)
-    memory = _kv_bytes(bill, utilization)
+    share = utilization(bill)
+    memory = kv_memory(bill, share)
     wanted = wishes.max_model_len or wishes.context_max
     is_fp8 = wishes.has_fp8 and _needs_fp8(bill, memory, wanted, wishes.typical_tokens)
     tokens = kv_tokens(memory, bill.kv_bytes_per_token // (2 if is_fp8 else 1))
     length = _length(wishes, tokens, memory)
     num_seqs = min(max(tokens // min(wishes.typical_tokens, length), 1), NUM_SEQS_MAX)
     flags = [
-        Flag("--gpu-memory-utilization", f"{utilization:.2f}", _why_utilization(bill, memory)),
+        Flag("--gpu-memory-utilization", f"{share:.2f}", why_utilization(bill, memory)),
         Flag("--max-model-len", str(length), _why_length(wishes, length, tokens)),
         Flag("--max-num-seqs", str(num_seqs), _why_num_seqs(wishes, length, tokens)),
         Flag("--kv-cache-dtype", "fp8" if is_fp8 else "auto", _why_dtype(wishes, is_fp8)),
@@ -98,12 +98,14 @@ def kv_bytes(bill: VllmBill, utilization: float) -> int:
     return int(utilization * bill.device_bytes) - used
 
 
-def _utilization(bill: VllmBill) -> float:
+def utilization(bill: VllmBill) -> float:
+    """The share of the device that vLLM may be given, in whole hundredths."""
     beside = bill.others_bytes + bill.graph_bytes + int(MARGIN * bill.device_bytes)
     return min(math.floor(100 * (1 - beside / bill.device_bytes)) / 100, UTILIZATION_MAX)
 
 
-def _kv_bytes(bill: VllmBill, utilization: float) -> int:
+def kv_memory(bill: VllmBill, utilization: float) -> int:
+    """As `kv_bytes`. Raises InsufficientMemory when nothing is left."""
     memory = kv_bytes(bill, utilization)
     if memory <= 0:
         raise InsufficientMemory(
@@ -135,7 +137,8 @@ def _length(wishes: Wishes, tokens: int, memory: int) -> int:
     return wanted or min(wishes.context_max, tokens)
 
 
-def _why_utilization(bill: VllmBill, memory: int) -> str:
+def why_utilization(bill: VllmBill, memory: int) -> str:
+    """In words: what stays free, and what is left for KV."""
     beside = f"{_gib(bill.graph_bytes)} of CUDA graphs"
     if bill.others_bytes:
         beside += f", {_gib(bill.others_bytes)} of other processes"

@@ -14,6 +14,7 @@ from kvota.tools.plan.hf_shape import shape_of
 from kvota.tools.plan.shape import ModelShape
 
 HERE: Final = "here"  # the hardware name that means: measure this machine
+CATALOGUE: Final = "catalogue, from "  # begins the origin of a shape that was found here
 _MIB: Final = 2**20
 # What publishers append to a name without changing a size.
 _SUFFIXES: Final = ("-instruct", "-chat", "-it", "-hf", "-base")
@@ -62,7 +63,7 @@ def known_model(name: str) -> ModelShape:
             f"model. {_nearest(name, entries)}"
         )
     entry = entries[key]
-    return shape_of(entry.config, name=key, origin=f"catalogue, from {entry.repo}")
+    return shape_of(entry.config, name=key, origin=f"{CATALOGUE}{entry.repo}")
 
 
 def known_device(name: str) -> Hardware:

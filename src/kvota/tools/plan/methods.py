@@ -6,7 +6,8 @@ output (scale and zero point), `output_bits` for every output, `input_bits` for 
 Sources: AWQ and GPTQ as their checkpoints lie on disk (qweight, scales f16, qzeros 4 bits, GPTQ's
 g_idx int32), group 128; fp8 and int8 as llm-compressor writes them (one scale an output; the
 vocabulary stays in 16 bits in all four); GGUF block sizes from ggml, mixes from llama.cpp's
-`llama_tensor_get_type`. `loss` orders methods by the quality they cost.
+`llama_tensor_get_type`. `rank` says which is preferred when several do: the one that costs least
+quality, and on a CPU int8, which is what `auto` means there (`model/precision.py`).
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ class Method:
     layer: Storage
     vocabulary: Storage
     arithmetic: Arithmetic
-    loss: int
+    rank: int
     head: Storage | None = None  # None: as the vocabulary
     # By matrix: another storage, and the share of layers that have it.
     mixed: Mapping[str, tuple[Storage, float]] = field(default_factory=dict)
@@ -92,17 +93,17 @@ _MORE_BITS: Final = 0.5
 
 
 def _gguf(
-    name: str, base: Storage, loss: int, *, head: Storage, better: Storage | None = None
+    name: str, base: Storage, rank: int, *, head: Storage, better: Storage | None = None
 ) -> Method:
     mixed = {} if better is None else dict.fromkeys(("attn_v", "ffn_down"), (better, _MORE_BITS))
     return Method(
         name=name.lower(),
-        title=f"GGUF {name}",
+        title=name,
         layer=base,
         vocabulary=base,
         head=head,
         arithmetic=Arithmetic.F16,
-        loss=loss,
+        rank=rank,
         mixed=mixed,
         small=_F32,
         router=_F32,
@@ -113,53 +114,53 @@ def _gguf(
 _GPU: Final = (
     Method(
         name="bf16",
-        title="bf16 (as trained)",
+        title="as trained",
         layer=_F16,
         vocabulary=_F16,
         arithmetic=Arithmetic.BF16,
-        loss=0,
+        rank=0,
     ),
     Method(
         name="fp16",
-        title="fp16",
+        title="as trained, in fp16",
         layer=_F16,
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
-        loss=0,
+        rank=0,
         flags=("--dtype", "half"),
     ),
     Method(
         name="fp8",
-        title="fp8, one scale an output",
+        title="one scale an output",
         layer=Storage(8, output_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.F8,
-        loss=1,
+        rank=1,
         flags=("--quantization", "fp8"),
     ),
     Method(
         name="int8",
-        title="int8 (W8A8), one scale an output",
+        title="W8A8, one scale an output",
         layer=Storage(8, output_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.I8,
-        loss=2,
+        rank=2,
     ),
     Method(
         name="awq",
-        title="AWQ 4 bit, groups of 128",
+        title="4 bit, groups of 128",
         layer=Storage(4, group=128, group_bits=20),
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
-        loss=5,
+        rank=5,
     ),
     Method(
         name="gptq",
-        title="GPTQ 4 bit, groups of 128",
+        title="4 bit, groups of 128",
         layer=Storage(4, group=128, group_bits=20, input_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
-        loss=6,
+        rank=6,
     ),
     _gguf("Q8_0", _Q8_0, 1, head=_Q8_0),
     _gguf("Q6_K", _Q6_K, 3, head=_Q6_K),
@@ -170,7 +171,7 @@ _GPU: Final = (
 
 
 def _own(
-    name: str, title: str, storage: Storage, loss: int, vocabulary: Storage | None = None
+    name: str, title: str, storage: Storage, rank: int, vocabulary: Storage | None = None
 ) -> Method:
     """As kvota's CPU engine encodes them (`model/weights.py`)."""
     return Method(
@@ -179,7 +180,7 @@ def _own(
         layer=storage,
         vocabulary=vocabulary or storage,
         arithmetic=Arithmetic.I8 if name.startswith("int") else Arithmetic.F32,
-        loss=loss,
+        rank=rank,
         small=_F32,
         router=_F32,
         vllm_can=False,
@@ -188,10 +189,10 @@ def _own(
 
 _OWN_INT8: Final = Storage(8, group=32, group_bits=16)
 _CPU: Final = (
-    _own("f32", "f32", _F32, 0),
-    _own("f16", "f16", _F16, 0),
-    _own("int8", "int8, groups of 32", _OWN_INT8, 1),
-    _own("int4", "int4, groups of 32", Storage(4, group=32, group_bits=32), 2, _OWN_INT8),
+    _own("f32", "", _F32, 3),
+    _own("f16", "", _F16, 2),
+    _own("int8", "groups of 32", _OWN_INT8, 0),
+    _own("int4", "groups of 32", Storage(4, group=32, group_bits=32), 1, _OWN_INT8),
 )
 
 GPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _GPU})

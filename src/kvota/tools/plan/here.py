@@ -1,0 +1,102 @@
+"""This machine as Hardware: what it may hold, and how fast it is, measured for half a second.
+
+Bandwidth: every usable core adds up an array of its own that no cache holds. Compute: numpy's
+largest f32 products. Where the CPU has int8 dot products (VNNI), int8 counts as 1.85 times that,
+the ratio in `model/precision.py` for steps of 64 sequences (202 against 109 ms); elsewhere the
+engine multiplies int8 weights in f32.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kvota.sizing.memory import memory_limit
+from kvota.tools.plan.hardware import Arithmetic, Efficiency, Hardware
+
+_STREAM_BYTES: Final = 64 * 2**20  # of each core
+_SIDE: Final = 256  # of the square matrices: a product is over before somebody else wants the core
+_VNNI_GAIN: Final = 1.85
+_VNNI_FLAGS: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
+_MEASURE_S: Final = 0.25
+# The rates below are reached by real loops already; what remains is the engine's own time.
+_EFFICIENCY: Final = Efficiency(memory=0.8, compute=0.8, step_overhead_s=0.002)
+
+
+def this_machine(measure_s: float = _MEASURE_S) -> Hardware:
+    """Measure for about twice `measure_s`. Timings on a busy machine come out low."""
+    limit_bytes, limit_from = memory_limit()
+    cores = _usable_cores()
+    flops = _product_rate(measure_s)
+    int8_gain = _VNNI_GAIN if _cpu_flags() & _VNNI_FLAGS else 1.0
+    return Hardware(
+        name="here",
+        title=f"this machine ({cores} cores)",
+        source=f"{platform.machine()}, measured now with numpy",
+        memory_bytes=limit_bytes,
+        memory_from=limit_from,
+        bandwidth=_read_rate(cores, measure_s),
+        compute={Arithmetic.F32: flops, Arithmetic.I8: flops * int8_gain},
+        is_gpu=False,
+        efficiency=_EFFICIENCY,
+    )
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def _read_rate(cores: int, measure_s: float) -> float:
+    """Bytes per second that all cores together read from memory."""
+    arrays = [np.ones(_STREAM_BYTES // 8, np.int64) for _ in range(cores)]
+    with ThreadPoolExecutor(cores) as pool:
+
+        def read_all() -> None:
+            list(pool.map(np.bitwise_or.reduce, arrays))
+
+        return cores * _STREAM_BYTES / _least_time(read_all, measure_s)
+
+
+def _product_rate(measure_s: float) -> float:
+    """f32 operations per second of a large matrix product."""
+    left = np.ones((_SIDE, _SIDE), np.float32)
+    out = np.empty_like(left)
+
+    def multiply() -> None:
+        np.matmul(left, left, out=out)
+
+    return 2 * _SIDE**3 / _least_time(multiply, measure_s)
+
+
+def _least_time(work: Callable[[], object], measure_s: float) -> float:
+    """The fastest of the runs that fit into `measure_s`, at least one after a first try."""
+    work()
+    least = float("inf")
+    ends_s = time.perf_counter() + measure_s
+    while True:
+        started_s = time.perf_counter()
+        work()
+        ended_s = time.perf_counter()
+        least = min(least, ended_s - started_s)
+        if ended_s >= ends_s:
+            return max(least, 1e-9)
+
+
+def _cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()

@@ -1,0 +1,391 @@
+"""One configuration worked out: does it fit, how many requests at once, how fast.
+
+A replica that has so many requests in flight decodes one token of each in every step, and reads
+prompts beside that, on average prompt/output tokens for every token it decodes:
+
+    TPOT = t(step with n decodes and n · prompt/output prompt tokens)
+    TTFT = half a step that is under way + the steps that read the prompt, chunk by chunk, each
+           with all decodes of the others; waiting in line is not in it
+    requests/s = n / (output · TPOT)
+
+n is the largest number for which KV holds that many typical requests at their full length and
+both targets hold.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from kvota.core.errors import ConfigError, InsufficientMemory
+from kvota.kv.layout import CacheType
+from kvota.sizing.memory import draw_bill, size
+from kvota.sizing.vllm import BLOCK_SIZE as VLLM_BLOCK_SIZE
+from kvota.sizing.vllm import kv_memory, utilization
+from kvota.tools.plan.footprint import (
+    PROCESS_BYTES,
+    StepLimits,
+    check_parallel,
+    device_weights,
+    resident_weights,
+    stored_bytes,
+    vllm_bill,
+)
+from kvota.tools.plan.hardware import Hardware
+from kvota.tools.plan.matrices import Matrix, matrices_of
+from kvota.tools.plan.methods import Method
+from kvota.tools.plan.roofline import Bound, Roofline, Step
+from kvota.tools.plan.shape import ModelShape
+from kvota.tools.plan.workload import Workload
+
+OWN_BLOCK_SIZE: Final = 32  # tokens: OpenVINO's CPU kernel
+KV_BUDGET_RATIO: Final = 0.85
+CONCURRENCY_MAX: Final = 1024  # sequences of a step; and no more than half of its tokens
+HEADROOM: Final = 0.7  # of what a replica can, for bursts and for the line to empty again
+_BATCHED_TOKENS: Final = (8192, 4096, 2048, 1024, 512)
+_SMALL_BATCHED_TOKENS: Final = (2048, 1024, 512)
+_OWN_BATCHED_TOKENS: Final = (512,)  # kvota's default
+_GPU_SEQS: Final = 256  # vLLM's default, for which it reserves logits
+_LARGE_DEVICE: Final = 70 * 2**30  # from here on vLLM's default step is 8192 tokens
+
+
+class Target(StrEnum):
+    """What the operator promises."""
+
+    TTFT = "TTFT"
+    TPOT = "TPOT"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What can be turned."""
+
+    method: Method
+    tensor_parallel: int = 1
+    cache_type: CacheType = CacheType.F16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    num_bytes: int
+    what: str
+    known_from: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The bill of one device. `lines` add up to `kv_bytes`, the last of them."""
+
+    lines: tuple[MemoryLine, ...]
+    kv_bytes: int
+    block_size: int
+    utilization: float | None = None  # vLLM's gpu_memory_utilization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """One replica with `concurrency` requests in flight. Without time in line."""
+
+    concurrency: int
+    ttft_s: float
+    tpot_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    prefill_bound: Bound
+    decode_bound: Bound
+
+    def misses(self, workload: Workload) -> tuple[Target, ...]:
+        """Which targets do not hold."""
+        is_missed = {
+            Target.TTFT: self.ttft_s > workload.ttft_s,
+            Target.TPOT: self.tpot_s > workload.tpot_s,
+        }
+        return tuple(target for target, missed in is_missed.items() if missed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One configuration, worked out."""
+
+    shape: ModelShape
+    hardware: Hardware
+    workload: Workload
+    choice: Choice
+    stored_bytes: int  # the weights of the whole model
+    memory: Memory
+    kv_bytes_per_token: int  # on each device
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_typical: int  # typical requests at their full length that KV holds at once
+    num_longest: int  # the same of max_model_len
+    alone: Pace
+    loaded: Pace  # the most that keeps the targets that one request keeps
+    limited_by: str  # what sets the concurrency of `loaded`
+
+    @property
+    def misses(self) -> tuple[Target, ...]:
+        return self.alone.misses(self.workload)
+
+    @property
+    def users_per_replica(self) -> int:
+        return max(1, math.floor(HEADROOM * self.loaded.concurrency))
+
+    @property
+    def replicas(self) -> int:
+        return -(-self.workload.users // self.users_per_replica)
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.choice.tensor_parallel
+
+
+def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: Choice) -> Plan:
+    """Raises InsufficientMemory when it does not fit, ConfigError when it cannot be."""
+    check_parallel(shape, choice.tensor_parallel)
+    wanted = workload.longest_tokens
+    if wanted is not None and wanted > shape.max_position:
+        raise ConfigError(
+            f"the longest request has {wanted:,} tokens, but {shape.name} reads at most "
+            f"{shape.max_position:,}."
+        )
+    if workload.typical_tokens > shape.max_position:
+        raise ConfigError(
+            f"a typical request has {workload.typical_tokens:,} tokens, but {shape.name} reads at "
+            f"most {shape.max_position:,}."
+        )
+    return _Desk(shape, hardware, workload, choice).plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The figures of one configuration, while they are worked out."""
+
+    shape: ModelShape
+    hardware: Hardware
+    workload: Workload
+    choice: Choice
+
+    def plan(self) -> Plan:
+        matrices = matrices_of(self.shape)
+        roofline = self._roofline(matrices)
+        chunk = self._chunk(roofline)
+        pacing = _Pacing(roofline, self.workload, chunk)
+        memory, num_typical = self._fitted(matrices, chunk, _GPU_SEQS)
+        concurrency, limited_by = pacing.most(num_typical)
+        if concurrency > _GPU_SEQS and self.hardware.is_gpu:  # more logits to reserve for
+            memory, num_typical = self._fitted(matrices, chunk, concurrency)
+            concurrency, limited_by = pacing.most(min(num_typical, concurrency))
+        length = self._length(memory)
+        return Plan(
+            shape=self.shape,
+            hardware=self.hardware,
+            workload=self.workload,
+            choice=self.choice,
+            stored_bytes=stored_bytes(matrices, self.choice.method),
+            memory=memory,
+            kv_bytes_per_token=self._kv_bytes(1),
+            max_num_batched_tokens=chunk,
+            max_model_len=length,
+            num_typical=num_typical,
+            num_longest=self._num_fitting(memory, length),
+            alone=pacing.at(1),
+            loaded=pacing.at(concurrency),
+            limited_by=limited_by,
+        )
+
+    def _roofline(self, matrices: tuple[Matrix, ...]) -> Roofline:
+        return Roofline(
+            shape=self.shape,
+            matrices=matrices,
+            method=self.choice.method,
+            hardware=self.hardware,
+            tensor_parallel=self.choice.tensor_parallel,
+            cache_type=self.choice.cache_type,
+        )
+
+    def _chunk(self, roofline: Roofline) -> int:
+        """The largest step of prompt tokens that does not hold decodes up beyond the target."""
+        sizes = self._chunk_sizes()
+        for tokens in sizes:
+            if roofline.time(Step(prompt_tokens=tokens)).total_s <= self.workload.tpot_s:
+                return tokens
+        return sizes[-1]
+
+    def _chunk_sizes(self) -> tuple[int, ...]:
+        if not self.hardware.is_gpu:
+            return _OWN_BATCHED_TOKENS
+        is_large = self.hardware.memory_bytes >= _LARGE_DEVICE
+        return _BATCHED_TOKENS if is_large else _SMALL_BATCHED_TOKENS
+
+    def _fitted(
+        self, matrices: tuple[Matrix, ...], chunk: int, num_seqs: int
+    ) -> tuple[Memory, int]:
+        """The bill, and how many typical requests its KV holds."""
+        if self.hardware.is_gpu:
+            limits = StepLimits(max_num_batched_tokens=chunk, max_num_seqs=num_seqs)
+            memory = self._gpu_memory(matrices, limits)
+        else:
+            memory = self._own_memory(matrices)
+        self._require(memory, self.workload.longest_tokens or self.workload.typical_tokens)
+        return memory, self._num_fitting(memory, self.workload.typical_tokens)
+
+    def _require(self, memory: Memory, num_tokens: int) -> None:
+        if not self._num_fitting(memory, num_tokens):
+            raise InsufficientMemory(
+                f"one request of {num_tokens:,} tokens needs {size(self._kv_bytes(num_tokens))} "
+                f"of KV, and {size(memory.kv_bytes)} are left."
+            )
+
+    def _gpu_memory(self, matrices: tuple[Matrix, ...], limits: StepLimits) -> Memory:
+        choice = self.choice
+        bill = vllm_bill(
+            self.shape,
+            self.hardware,
+            weight_bytes=device_weights(
+                self.shape, matrices, choice.method, choice.tensor_parallel
+            ),
+            limits=limits,
+            cache_type=choice.cache_type,
+            tensor_parallel=choice.tensor_parallel,
+            longest_tokens=self.workload.longest_tokens or self.shape.max_position,
+        )
+        share = utilization(bill)
+        left = kv_memory(bill, share)
+        usable = int(share * bill.device_bytes)
+        rows = (
+            (bill.device_bytes, "the device", "catalogue"),
+            (usable - bill.device_bytes, "CUDA graphs and a margin", f"utilization {share:.2f}"),
+            (-bill.weight_bytes, "weights", "computed"),
+            (-bill.activation_bytes, "activations", "estimate"),
+            (-bill.outside_torch_bytes, "outside torch (NCCL, cuBLAS)", "estimate"),
+            (left, "KV", "what is left"),
+        )
+        lines = tuple(MemoryLine(*row) for row in rows)
+        return Memory(lines=lines, kv_bytes=left, block_size=VLLM_BLOCK_SIZE, utilization=share)
+
+    def _own_memory(self, matrices: tuple[Matrix, ...]) -> Memory:
+        weights = resident_weights(self.shape, matrices, self.choice.method)
+        bill = draw_bill(
+            limit_bytes=self.hardware.memory_bytes,
+            limit_from=self.hardware.memory_from,
+            used_bytes=PROCESS_BYTES + weights,
+            weights_bytes=weights,
+            kv_budget_ratio=KV_BUDGET_RATIO,
+            kv_memory_bytes=None,
+            block_size=OWN_BLOCK_SIZE,
+            bytes_per_block=self._kv_bytes(OWN_BLOCK_SIZE),
+            max_model_len=self.workload.longest_tokens or self.workload.typical_tokens,
+        )
+        left = bill.limit_bytes - bill.used_bytes - bill.reserve_bytes
+        rows = (
+            (bill.limit_bytes, "memory this process may use", bill.limit_from),
+            (-PROCESS_BYTES, "the process, without a model", "measured once"),
+            (-weights, "weights, as the CPU's kernels hold them", "computed"),
+            (-bill.reserve_bytes, "reserve for activations", "constant"),
+            (bill.kv_budget_bytes - left, "caution", f"kv_budget_ratio {KV_BUDGET_RATIO:g}"),
+            (bill.kv_budget_bytes, "KV", "what is left"),
+        )
+        lines = tuple(MemoryLine(*row) for row in rows)
+        return Memory(lines=lines, kv_bytes=bill.kv_budget_bytes, block_size=bill.block_size)
+
+    def _kv_bytes(self, num_tokens: int) -> int:
+        """Of one sequence: vLLM gives back what lies outside a window, kvota does not."""
+        layout = self.shape.kv_layout(
+            self.choice.cache_type, tensor_parallel=self.choice.tensor_parallel
+        )
+        if self.hardware.is_gpu:
+            return layout.bytes_of(num_tokens)
+        return layout.bytes_per_block(num_tokens)
+
+    def _num_fitting(self, memory: Memory, num_tokens: int) -> int:
+        whole = -(-num_tokens // memory.block_size) * memory.block_size
+        return memory.kv_bytes // self._kv_bytes(whole)
+
+    def _length(self, memory: Memory) -> int:
+        """As long as was asked; else the model's own limit; else what fits."""
+        if self.workload.longest_tokens is not None:
+            return self.workload.longest_tokens
+        least = self.workload.typical_tokens
+        return _largest(
+            lambda tokens: self._num_fitting(memory, tokens) > 0, least, self.shape.max_position
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pacing:
+    """How fast a replica is with so many requests in flight."""
+
+    roofline: Roofline
+    workload: Workload
+    chunk: int
+
+    def most(self, fitting: int) -> tuple[int, str]:
+        """The largest concurrency that keeps the targets, and what keeps it from being more.
+
+        A target that one request alone misses already cannot hold anybody back; where that is so
+        for both, nothing but one at a time is sensible.
+        """
+        hopeless = set(self.at(1).misses(self.workload))
+        if len(hopeless) == len(Target):
+            return 1, "both targets, which one request misses already"
+        high = max(1, min(fitting, CONCURRENCY_MAX, self.chunk // 2))
+
+        def missed(concurrency: int) -> set[Target]:
+            return set(self.at(concurrency).misses(self.workload)) - hopeless
+
+        best = _largest(lambda concurrency: not missed(concurrency), 1, high)
+        if best == high:
+            return best, "KV memory" if best == fitting else "the size of a step"
+        return best, f"the target for {' and '.join(sorted(missed(best + 1)))}"
+
+    def at(self, concurrency: int) -> Pace:
+        work = self.workload
+        mixed = Step(
+            prompt_tokens=concurrency * work.prompt_tokens / work.output_tokens,
+            prompt_context=work.prompt_tokens / 2,
+            num_decoding=concurrency,
+            decode_context=work.mean_context,
+            num_prompts_ended=concurrency / work.output_tokens,
+        )
+        if concurrency == 1:  # alone, nothing is read beside its decodes
+            mixed = replace(mixed, prompt_tokens=0.0, num_prompts_ended=0.0)
+        decode = self.roofline.time(mixed)
+        ttft_s, prefill_bound = self._first_token(concurrency - 1)
+        busy_s = work.output_tokens * decode.total_s
+        whole_s = busy_s + ttft_s if concurrency == 1 else busy_s
+        return Pace(
+            concurrency=concurrency,
+            ttft_s=ttft_s + (decode.total_s / 2 if concurrency > 1 else 0.0),
+            tpot_s=decode.total_s,
+            requests_per_s=concurrency / whole_s,
+            output_tokens_per_s=concurrency * work.output_tokens / whole_s,
+            prefill_bound=prefill_bound,
+            decode_bound=decode.bound,
+        )
+
+    def _first_token(self, num_others: int) -> tuple[float, Bound]:
+        """Seconds to read one prompt beside the decodes of others, and what they wait for."""
+        prompt = self.workload.prompt_tokens
+        room = max(1, self.chunk - num_others)
+        num_steps = -(-prompt // room)
+        step = Step(
+            prompt_tokens=prompt / num_steps,
+            prompt_context=prompt / 2,
+            num_decoding=num_others,
+            decode_context=self.workload.mean_context,
+            num_prompts_ended=1 / num_steps,
+        )
+        time = self.roofline.time(step)
+        return num_steps * time.total_s, time.bound
+
+
+def _largest(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number in [low, high] that holds, when `low` does and none does beyond it."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
