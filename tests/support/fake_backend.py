@@ -64,9 +64,11 @@ class Wire:
         self.num_sent = 0  # pieces of the body
 
     async def raw(self, content: bytes) -> None:
-        """Bytes as they are, whatever they mean."""
-        if not self._transport.is_closing():
-            self._transport.write(content)
+        """Bytes as they are, whatever they mean; into a closed connection they are lost."""
+        if self._transport.is_closing():
+            await self.is_gone.wait()
+            return
+        self._transport.write(content)
         await self._can_write.wait()
 
     async def head(
