@@ -256,6 +256,7 @@ async def test_a_time_out_of_the_blocks_own_is_its_own() -> None:
         async with desk.admitted(new_ticket("a")):
             raise TimeoutError
     assert is_empty(desk)
+    assert desk.snapshot().tally.ended[Outcome.ENGINE_ERROR] == 1
 
 
 # --- corrected by the backend

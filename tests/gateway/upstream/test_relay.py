@@ -9,6 +9,7 @@ import pytest
 
 from kvota.core.clock import SystemClock
 from kvota.core.errors import ClientClosed, ContentFiltered, Refusal, Refused, RequestTimeout
+from kvota.edge.exchange import beside
 from kvota.gateway.upstream.assembly import AssembledBody
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
@@ -506,6 +507,31 @@ async def test_a_nodes_place_in_line_is_told_on(world: World) -> None:
         has_queued.set()
         await beginning
         assert relay.tally.output_tokens >= 1
+
+
+async def test_a_silence_before_the_first_token_is_bridged_with_comments(world: World) -> None:
+    can_speak = asyncio.Event()
+
+    async def slow(asked: fake.Received, wire: Wire) -> None:
+        await wire.head()
+        await wire.send(b": queued position=3 eta_s=12\n\n")
+        await can_speak.wait()
+        await wire.send(b"".join(fake.events()))
+        await wire.end()
+
+    world.backend.script = slow
+    client = ExchangeClient(heartbeat_s=0.05)
+    async with world.upstream.open(CHAT, asked(STREAM)) as reply:
+        relay = Relay(reply, STREAM, CLOCK)
+        async with beside(client.exchange.keep_alive(relay.remark)):
+            streaming = asyncio.create_task(relay.stream(client.exchange))
+            await until(lambda: client.reply.comments >= 3)
+            assert client.reply.events == []
+            can_speak.set()
+            await streaming
+    assert "queued position=3 eta_s=12" in client.reply.remarks
+    assert text_of(client) == TEXT
+    assert client.reply.events[-1] == "[DONE]"
 
 
 # --- a bad backend, after content

@@ -112,12 +112,10 @@ class ForeignDesk:
             async with place.scope:
                 await place.granted
                 yield place
-        except TimeoutError:
-            outcome = Outcome.REQUEST_TIMEOUT
-            if place.cut_by is None:
-                raise
-            raise place.cut_by from None
         except BaseException as error:
+            if isinstance(error, TimeoutError) and place.cut_by is not None:
+                outcome = Outcome.REQUEST_TIMEOUT
+                raise place.cut_by from None
             outcome = _outcome_of(error)
             raise
         finally:
