@@ -50,6 +50,7 @@ class Exchange:
         self.is_gone = False
         self.is_stalled = False  # gone because it took nothing for too long
         self._is_open = False  # status and headers have been passed on
+        self._is_answered = False  # all of it has: who leaves now misses nothing
 
     # --- the request
 
@@ -100,7 +101,8 @@ class Exchange:
     def _leave(self) -> None:
         if not self.is_gone:
             self.is_gone = True
-            self.on_gone()
+            if not self._is_answered:
+                self.on_gone()
 
     # --- the response
 
@@ -160,6 +162,7 @@ class Exchange:
                     )
                     self._is_open = True
                 await self._send({"type": "http.response.body", "body": content, "more_body": more})
+                self._is_answered = not more
         except TimeoutError:
             self.is_stalled = True
             self._leave()

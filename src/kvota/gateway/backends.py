@@ -8,7 +8,6 @@ says. Figures are as old as the last probe.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -250,8 +249,11 @@ def _desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
 
 
 async def _close_when_idle(backend: Backend) -> None:
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(CLOSE_AFTER_S):
             while backend.num_open:  # noqa: ASYNC110 - a second more or less does not matter
                 await asyncio.sleep(1.0)
-    await backend.close()
+    except TimeoutError:
+        pass  # what is open now is cut
+    finally:
+        await backend.close()

@@ -1,7 +1,7 @@
 """Everything that may turn a request away before any backend hears of it, in this order:
 
     address blocked? ─▶ key ─▶ key blocked?            without its body
-      ─▶ content filter ─▶ model known, and allowed ─▶ limits       with it
+      ─▶ model known, and allowed ─▶ sizes ─▶ content filter ─▶ limits      with it
 
 `Entry.leave` is the other side: what was reserved is corrected once it is known what was used.
 """
@@ -19,6 +19,7 @@ from kvota.gateway.auth import Denied, Door, model_not_found
 from kvota.gateway.caller import ANONYMOUS_ID, Caller
 from kvota.gateway.calls import Call
 from kvota.gateway.filters.content import FilterFound
+from kvota.gateway.input_checks import check_input
 from kvota.gateway.limits import Admission, KeyLimitReached, RateLimits
 from kvota.gateway.live import Rules
 from kvota.gateway.policy.tasks import Prompt
@@ -84,6 +85,7 @@ class Entrance:
         `check` raises for a body that is wrong whatever its model is.
         """
         route = self._route(asked, call, rules, check)
+        check_input(asked.body, rules.input_limits)
         try:
             rules.filters.check_request(asked.body)
         except FilterFound as found:

@@ -7,9 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvota.core.errors import Refusal, Refused
 from kvota.gateway.filters.content import Filters
+from kvota.gateway.input_checks import InputLimits
 from kvota.gateway.policy.tasks import Classifier
 from kvota.gateway.routes import RouteTable
 from kvota.gateway.settings import GatewaySettings
@@ -17,7 +19,7 @@ from kvota.gateway.settings import GatewaySettings
 RETRY_AFTER_S = 30.0  # whoever restarts a gateway needs about so long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """One state of the settings, made ready for use."""
 
@@ -25,6 +27,17 @@ class Rules:
     table: RouteTable
     filters: Filters
     classifier: Classifier
+
+    @cached_property
+    def input_limits(self) -> InputLimits:
+        settings = self.settings
+        return InputLimits(
+            nesting_max=settings.nesting_max,
+            num_messages_max=settings.messages_max,
+            prompt_characters_max=settings.prompt_characters_max,
+            output_tokens_max=settings.output_tokens_max,
+            num_choices_max=settings.choices_max,
+        )
 
 
 class Live:

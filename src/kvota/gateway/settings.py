@@ -36,6 +36,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     filter_plugins: tuple[str, ...] = ()
     filter_input: bool = True
     filter_output: bool = True
+    prompt_characters_max: int = 1_000_000  # of all messages and tools of a request
+    messages_max: int = 4096
+    nesting_max: int = 128
+    output_tokens_max: int | None = None  # of one choice; None: what the model can
+    choices_max: int = 256  # n, and prompts times n
     abuse_watch: bool = True
     abuse_failures_max: int = 100  # of one key within a minute, before it is blocked
     abuse_block_s: float = 60.0

@@ -1,0 +1,201 @@
+"""Keys, limits, filters and the abuse watch, as clients and operators meet them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvota.gateway.caller import KeyLimits
+from tests.support.fake_backend import FakeBackend, fails
+from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
+from tests.support.http_client import CHAT
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[FakeBackend]:
+    async with FakeBackend() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def world(backend: FakeBackend) -> AsyncIterator[GatewayWorld]:
+    entry = vllm_entry("a", backend)
+    models = [model_of("chat", "a", aliases=("gpt-4o-mini",)), model_of("secret", "a")]
+    async with gateway_world(entry, models=models) as made:
+        yield made
+
+
+async def test_without_any_key_the_door_is_open(world: GatewayWorld) -> None:
+    assert (await world.chat()).status == 200
+    assert (await world.get("/admin/usage")).status == 200
+
+
+async def test_with_keys_whoever_has_none_is_told_so(world: GatewayWorld) -> None:
+    """E05"""
+    key = await world.key()
+    for path in ("/v1/models", "/v1/requests", "/admin/usage", "/tokenizer_info"):
+        reply = await world.get(path)
+        assert (reply.status, reply.error["code"]) == (401, "missing_api_key"), path
+        assert reply.headers["www-authenticate"] == "Bearer"
+    reply = await world.chat()
+    assert (reply.status, reply.error["code"]) == (401, "missing_api_key")
+    assert reply.headers["x-should-retry"] == "false"
+    assert (await world.chat(key="kv-000000000000-" + 64 * "0")).error["code"] == "invalid_api_key"
+    expired = await world.key(expires_unix=1.0)
+    assert (await world.chat(key=expired)).error["code"] == "expired_api_key"
+    assert (await world.chat(key=key)).status == 200
+    for path in ("/health", "/ready", "/metrics"):
+        assert (await world.get(path)).status == 200, path
+
+
+async def test_health_leaks_nothing(world: GatewayWorld) -> None:
+    """E05"""
+    assert (await world.get("/health")).content == b'{"status":"ok"}'
+
+
+async def test_a_key_sees_and_calls_only_its_models(world: GatewayWorld) -> None:
+    key = await world.key(models=frozenset({"chat"}))
+    names = {one["id"] for one in (await world.get("/v1/models", key)).json["data"]}
+    assert names == {"chat", "gpt-4o-mini"}
+    assert (await world.chat(model="gpt-4o-mini", key=key)).status == 200
+    denied = await world.chat(model="secret", key=key)
+    assert (denied.status, denied.error["code"]) == (403, "model_not_allowed")
+    unknown = await world.chat(model="nothing", key=key)
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+
+async def test_models_can_be_hidden_instead(backend: FakeBackend) -> None:
+    models = [model_of("chat", "a"), model_of("secret", "a")]
+    async with gateway_world(vllm_entry("a", backend), models=models, hide_models=True) as world:
+        key = await world.key(models=frozenset({"chat"}))
+        hidden, unknown = [await world.chat(model=m, key=key) for m in ("secret", "nothing")]
+        assert hidden.status == unknown.status == 404
+        assert hidden.error["message"].replace("secret", "nothing") == unknown.error["message"]
+
+
+async def test_operators_pages_need_an_operators_key(world: GatewayWorld) -> None:
+    plain, admin = await world.key(), await world.key(is_admin=True)
+    for path in ("/admin/usage", "/admin/requests", "/admin/backends", "/admin/rollouts"):
+        denied = await world.get(path, plain)
+        assert (denied.status, denied.error["code"]) == (403, "not_allowed"), path
+        assert (await world.get(path, admin)).status == 200, path
+    assert (await world.post("/admin/reload", {}, plain)).status == 403
+    assert (await world.post("/admin/reload", {}, admin)).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_reserved_and_corrected_for_bodies_and_streams(
+    world: GatewayWorld, stream: bool
+) -> None:
+    """F03: prompt and output count, 5 + 8 each, whether or not the client asked for usage"""
+    key = await world.key(limits=KeyLimits(tokens_per_minute=200))
+    left = []
+    for _ in range(3):
+        reply = await world.chat(key=key, stream=stream, max_tokens=8)
+        assert reply.status == 200
+        left.append(int(reply.headers["x-ratelimit-remaining-tokens"]))
+    assert left[0] - left[1] == left[1] - left[2] == 13
+    full = await world.chat(key=key, max_tokens=160)
+    assert (full.status, full.error["code"]) == (429, "rate_limit_tokens")
+    assert int(full.headers["retry-after"]) >= 1
+    assert full.headers["x-should-retry"] == "true"
+
+
+async def test_requests_and_places_are_limited(world: GatewayWorld, backend: FakeBackend) -> None:
+    """F04: of those that come at the same instant exactly one is let in"""
+    key = await world.key(limits=KeyLimits(concurrent_requests=1))
+    backend.delay_s = 0.02
+    replies = await asyncio.gather(*(world.chat(key=key) for _ in range(10)))
+    statuses = sorted(reply.status for reply in replies)
+    assert statuses == [200] + 9 * [429]
+    assert {r.error["code"] for r in replies if r.status == 429} == {"rate_limit_concurrency"}
+    assert (await world.chat(key=key)).status == 200, "the place is free again"
+
+
+async def test_what_the_service_refused_costs_the_key_nothing(
+    world: GatewayWorld, backend: FakeBackend
+) -> None:
+    """F04: the reservation returns"""
+    key = await world.key(limits=KeyLimits(requests_per_minute=1))
+    backend.script = fails(500)
+    assert (await world.chat(key=key)).status == 502
+    backend.script = None
+    assert (await world.chat(key=key)).status == 200
+    assert (await world.chat(key=key)).error["code"] == "rate_limit_requests"
+
+
+async def test_who_keeps_failing_is_shut_out(backend: FakeBackend) -> None:
+    entry = vllm_entry("a", backend)
+    async with gateway_world(entry, models=[model_of("chat", "a")], abuse_failures_max=5) as world:
+        key, other = await world.key(), await world.key()
+        for _ in range(6):
+            await world.chat(model="nothing", key=key)
+        blocked = await world.chat(key=key)
+        assert (blocked.status, blocked.error["code"]) == (429, "abuse_blocked")
+        assert 1 <= int(blocked.headers["retry-after"]) <= 60
+        assert (await world.chat(key=other)).status == 200
+        assert await world.metrics("kvota_gateway_abuse_blocks_total") == 1
+        assert "abuse blocked" in world.log
+
+
+async def test_blocked_words_are_kept_out_and_in(backend: FakeBackend, tmp_path: Path) -> None:
+    lists = tmp_path / "words.toml"
+    lists.write_text('[[rule]]\nname = "falcon"\nliterals = ["Project Falcon", "w3 w4"]\n')
+    entry = vllm_entry("a", backend)
+    async with gateway_world(
+        entry, models=[model_of("chat", "a")], block_lists=(str(lists),)
+    ) as world:
+        denied = await world.chat("tell me of project falcon")
+        assert (denied.status, denied.error["code"]) == (400, "content_filtered")
+        assert not backend.generations
+        whole = await world.chat()
+        assert (whole.status, whole.error["code"]) == (400, "content_filtered")
+        backend.delay_s = 0.02  # so that the stream has begun when the words come
+        stream = await world.chat(stream=True)
+        assert "[DONE]" not in stream.events
+        assert '"content_filtered"' in stream.events[-1]
+        assert b"w3" not in stream.content
+        assert '"why": "falcon"' in world.log
+
+
+async def test_usage_is_kept_per_key_and_model(world: GatewayWorld) -> None:
+    """F09: with the backend's own numbers"""
+    admin = await world.key(is_admin=True)
+    key = await world.key(tenant="team-a")
+    await world.chat(key=key)
+    await world.chat(key=key, stream=True)
+    await world.chat(key=key, model="nothing")
+    rows = (await world.get("/admin/usage?tenant=team-a", admin)).json["data"]
+    by_model = {row["model"]: row for row in rows}
+    chat = by_model["chat"]
+    assert (chat["requests"], chat["prompt_tokens"], chat["output_tokens"]) == (2, 10, 16)
+    assert by_model["unknown"]["requests"] == 1
+    assert (await world.get("/admin/usage?since=yesterday", admin)).error["param"] == "since"
+
+
+async def test_no_key_and_no_prompt_is_ever_logged_or_shown(world: GatewayWorld) -> None:
+    """F07, G02"""
+    key = await world.key()
+    await world.chat("a most private thing", key=key)
+    await world.chat("a most private thing", key=key, model="a most private thing")
+    page = (await world.get("/metrics")).content.decode()
+    secret = key.rpartition("-")[2]
+    for text in (secret, "private"):
+        assert text not in world.log
+        assert text not in page
+    lines = [line for line in world.log.splitlines() if '"event": "request"' in line]
+    assert len(lines) == 2, "one line for each request"
+
+
+async def test_names_that_clients_make_up_grow_no_series(world: GatewayWorld) -> None:
+    """G02"""
+    await world.chat(model="nothing")
+    before = (await world.get("/metrics")).content.count(b"\n")
+    for number in range(50):
+        await world.post(
+            CHAT,
+            {"model": f"m{number}", "messages": [], "user": f"u{number}"},
+            x_request_id=f"r{number}",
+        )
+    assert (await world.get("/metrics")).content.count(b"\n") - before <= 5

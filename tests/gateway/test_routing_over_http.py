@@ -1,0 +1,384 @@
+"""Models, fallback, replicas and rollouts, as clients and operators meet them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvota.gateway.settings import BackendEntry, ModelEntry, VersionEntry
+from tests.support.fake_backend import (
+    MODEL,
+    FakeBackend,
+    begins,
+    fails,
+    hangs_up,
+    never_ends,
+    streams,
+)
+from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
+from tests.support.http_client import CHAT, Reply
+
+TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def a(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())
+
+
+@pytest.fixture
+async def b(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())
+
+
+async def world_of(
+    closing: AsyncExitStack, *entries: BackendEntry, models: list[ModelEntry], **settings: Any
+) -> GatewayWorld:
+    made = gateway_world(*entries, models=models, **settings)
+    return await closing.enter_async_context(made)
+
+
+@pytest.fixture
+async def chained(closing: AsyncExitStack, a: FakeBackend, b: FakeBackend) -> GatewayWorld:
+    """`chat` on a, and `small` on b where that fails."""
+    models = [model_of("chat", "a", fallback="small"), model_of("small", "b")]
+    return await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=models)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_foreign_backend_answers_in_the_names_of_the_client(
+    chained: GatewayWorld, a: FakeBackend, stream: bool
+) -> None:
+    reply = await chained.chat(stream=stream)
+    assert reply.status == 200
+    assert reply.text() == TEXT
+    assert reply.headers["x-kvota-backend"] == "a"
+    assert reply.headers["x-kvota-model"] == MODEL
+    assert int(reply.headers["x-kvota-queue-ms"]) >= 0
+    bodies = reply.chunks if stream else [reply.json]
+    assert {one["model"] for one in bodies} == {"chat"}
+    asked = a.generations[0].json
+    assert asked["model"] == MODEL
+    assert asked["stream"] is True
+    assert not any("usage" in chunk for chunk in reply.chunks) if stream else reply.usage
+    completed = 'kvota_gateway_requests_total{model="chat",outcome="completed"}'
+    assert await chained.metrics(completed) == 1
+    assert await chained.metrics('kvota_gateway_attempts_total{backend="a",ending="ok"}') == 1
+
+
+async def test_a_backend_sees_nothing_that_is_between_client_and_gateway(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F07, F10: also on the way to the fallback"""
+    a.script = fails(500)
+    key = await chained.key()
+    headers = {
+        "cookie": "c=1", "x_api_key": "k", "proxy_authorization": "p", "x_request_id": "mine",
+        "traceparent": "00-1-2-03", "x_kvota_tenant": "admin", "x_kvota_weight": "99",
+        "accept_encoding": "br",
+    }  # fmt: skip
+    reply = await chained.chat(key=key, headers=headers, use_prefix_cache=False, user="u")
+    assert reply.status == 200
+    for backend in (a, b):
+        seen = backend.generations[0]
+        names = set(seen.headers)
+        assert names.isdisjoint({"cookie", "x-api-key", "proxy-authorization", "authorization"})
+        assert not {name for name in names if name.startswith("x-kvota")}
+        assert seen.headers["x-request-id"] == "mine"
+        assert seen.headers["traceparent"] == "00-1-2-03"
+        assert "use_prefix_cache" not in seen.json
+        assert seen.json["user"] == "u"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [fails(500), hangs_up, begins(1, lambda wire: wire.drop())])
+async def test_who_fails_before_content_is_followed_by_the_fallback(
+    chained: GatewayWorld, a: FakeBackend, stream: bool, script: object
+) -> None:
+    """F02"""
+    a.script = script  # type: ignore[assignment]
+    reply = await chained.chat(stream=stream)
+    assert reply.status == 200
+    assert reply.text() == TEXT
+    assert reply.headers["x-kvota-backend"] == "b"
+    assert reply.headers["x-kvota-fallback"].startswith("chat -> small: ")
+    if stream:
+        roles = [1 for part in reply.of_choice(0) if part["delta"].get("role")]
+        assert len(roles) == 1
+        assert len({(chunk["id"], chunk["model"]) for chunk in reply.chunks}) == 1
+
+
+async def test_when_both_fail_the_client_gets_an_http_error(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F02, F08"""
+    a.script = b.script = begins(1, lambda wire: wire.drop())
+    reply = await chained.chat(stream=True)
+    assert (reply.status, reply.error["code"]) == (502, "backend_error")
+    assert len(a.generations) == len(b.generations) == 1
+
+
+async def test_who_fails_after_content_is_not_followed(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F01"""
+    a.script = begins(4, lambda wire: wire.drop())
+    reply = await chained.chat(stream=True)
+    assert reply.status == 200
+    assert reply.deltas()[:4] == ["", "w0", " w1", " w2"]
+    assert msgspec.json.decode(reply.events[-1])["error"]["code"] == "backend_error"
+    assert "[DONE]" not in reply.events
+    assert not b.generations
+
+
+async def test_a_key_may_forbid_the_fallback(chained: GatewayWorld, a: FakeBackend) -> None:
+    a.script = fails(500)
+    strict = await chained.key(may_fall_back=False)
+    assert (await chained.chat(key=strict)).status == 502
+    narrow = await chained.key(models=frozenset({"chat"}))
+    assert (await chained.chat(key=narrow)).status == 502
+
+
+async def test_what_is_wrong_with_the_request_goes_back_unchanged(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F06"""
+    a.script = fails(400)
+    for _ in range(8):
+        reply = await chained.chat()
+        assert (reply.status, reply.error["message"]) == (400, "told to say 400")
+        assert reply.error["code"] == "y"
+    assert not b.generations
+    a.script = None
+    assert (await chained.chat()).headers["x-kvota-backend"] == "a", "it has not been blamed"
+
+
+async def test_a_backend_that_keeps_failing_is_left_alone(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    """F06"""
+    a.script = fails(500)
+    for _ in range(5):
+        assert (await chained.chat()).headers["x-kvota-backend"] == "b"
+    num_asked = len(a.generations)
+    assert (await chained.chat()).headers["x-kvota-backend"] == "b"
+    assert len(a.generations) == num_asked
+    state = 'kvota_gateway_breaker_state{backend="a",state="open"}'
+    assert await chained.metrics(state) == 1
+
+
+async def test_a_wrong_key_of_ours_is_no_401_of_the_client(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    """F06"""
+    a.script = fails(401)
+    assert (await chained.chat()).status == 200
+    ended = 'kvota_gateway_attempts_total{backend="a",ending="misconfigured"}'
+    assert await chained.metrics(ended) == 1
+
+
+async def test_when_all_want_peace_the_client_hears_for_how_long(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F05"""
+    a.script = fails(429, headers={"retry-after": "40"})
+    b.script = fails(429, headers={"retry-after": "20"})
+    assert (await chained.chat()).status == 503
+    reply = await chained.chat()
+    assert (reply.status, len(a.generations)) == (503, 1)
+    assert 15 <= int(reply.headers["retry-after"]) <= 24
+
+
+async def test_above_its_threshold_a_model_hands_on_instead_of_making_wait(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    models = [
+        model_of("chat", "a", fallback="small", fallback_kv_usage=0.9),
+        model_of("small", "b"),
+    ]
+    world = await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=models)
+    assert (await world.chat()).headers["x-kvota-backend"] == "a"
+    a.gauges.kv_usage = 0.95
+    await world.parts.discover()
+    reply = await world.chat()
+    assert reply.headers["x-kvota-backend"] == "b"
+    assert reply.headers["x-kvota-fallback"] == "chat -> small: kv_usage at 90% or more"
+    strict = await world.key(may_fall_back=False)
+    assert (await world.chat(key=strict)).headers["x-kvota-backend"] == "a"
+
+
+async def test_auto_means_the_model_for_the_task(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    models = [
+        model_of("general", "a", tasks=("chat", "summary", "reasoning")),
+        model_of("coder", "b", tasks=("code", "sql")),
+    ]
+    world = await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=models)
+    for text, task, backend in (
+        ("Write a SQL query: select all customers from orders join invoices", "sql", "b"),
+        ("写一个Python函数，实现快速排序，并写单元测试", "code", "b"),
+        ("Good morning! How are you?", "chat", "a"),
+    ):
+        reply = await world.chat(text, model="auto")
+        assert (reply.headers["x-kvota-task"], reply.headers["x-kvota-backend"]) == (task, backend)
+    assert "auto" in {one["id"] for one in (await world.get("/v1/models")).json["data"]}
+
+
+async def test_replicas_share_the_work_and_cover_for_each_other(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[model_of("chat", "a", "b")]
+    )
+    a.delay_s = b.delay_s = 0.01
+    replies = await asyncio.gather(*(world.chat(f"{i} hi") for i in range(40)))
+    assert all(reply.status == 200 for reply in replies)
+    assert min(len(a.generations), len(b.generations)) >= 8
+    a.script = fails(500)
+    for number in range(10):
+        assert (await world.chat(f"{number} again")).status == 200
+
+
+async def test_a_conversation_stays_where_it_is(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[model_of("chat", "a", "b")]
+    )
+    homes = set()
+    for _ in range(10):
+        reply = await world.chat(headers={"x_kvota_conversation": "c1"})
+        homes.add(reply.headers["x-kvota-backend"])
+    assert len(homes) == 1
+
+
+def two_versions(*, new_weight: float) -> ModelEntry:
+    old = VersionEntry(name="v1", backends=("a",), served_as=MODEL, weight=1 - new_weight)
+    new = VersionEntry(name="v2", backends=("b",), served_as=MODEL, weight=new_weight)
+    return ModelEntry(name="chat", versions=(old, new))
+
+
+async def shares(world: GatewayWorld, number: int = 60) -> dict[str, int]:
+    count = {"a": 0, "b": 0}
+    for _ in range(number):
+        count[(await world.chat()).headers["x-kvota-backend"]] += 1
+    return count
+
+
+async def change(world: GatewayWorld, body: object) -> Reply:
+    return await world.post("/admin/rollouts/chat", body)
+
+
+async def test_weights_of_versions_change_live(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    entries = (vllm_entry("a", a), vllm_entry("b", b))
+    world = await world_of(closing, *entries, models=[two_versions(new_weight=0.0)])
+    assert (await shares(world))["b"] == 0
+    assert (await change(world, {"weights": {"v1": 0.5, "v2": 0.5}})).status == 200
+    assert 10 <= (await shares(world))["b"] <= 50
+    shown = (await world.get("/admin/rollouts")).json["data"][0]
+    assert [one["weight"] for one in shown["versions"]] == [0.5, 0.5]
+    await world.parts.reload()
+    assert (await shares(world))["b"] > 0, "a reload keeps what was changed by hand"
+    await change(world, {"promote": "v2"})
+    assert (await shares(world, 10)) == {"a": 0, "b": 10}
+    await change(world, {"roll_back": "v1"})
+    wrongs: list[Any] = [{}, {"weights": {"v9": 1}}, {"roll_back": "v2"}, {"weight": {}}]
+    for wrong in wrongs:
+        assert (await change(world, wrong)).status == 400
+    assert (await world.post("/admin/rollouts/none", {"promote": "v1"})).status == 404
+
+
+async def test_a_worse_version_is_rolled_back_by_itself(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    entries = (vllm_entry("a", a), vllm_entry("b", b))
+    world = await world_of(
+        closing, *entries, models=[two_versions(new_weight=0.5)], retry_budget=1.0
+    )
+    # One in three is cut after content: too few for the breaker, too many beside the old version.
+    cut, good = begins(3, lambda wire: wire.drop()), streams()
+    b.scripts.extend([cut, good, good] * 300)
+    for _ in range(600):
+        await world.chat(stream=True)
+        if await world.metrics("kvota_gateway_rollbacks_total"):
+            break
+    assert await world.metrics('kvota_gateway_rollbacks_total{model="chat",version="v2"}') == 1
+    assert (await shares(world, 10))["b"] == 0
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert shown["rolled_back"]
+    assert "rolled back" in world.log
+
+
+async def test_a_client_that_leaves_ends_the_work_at_the_backend(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    a.script = never_ends
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with chained.http.stream("POST", CHAT, json=body) as response:
+        async for _ in response.aiter_lines():
+            break
+    async with asyncio.timeout(20):
+        await a.generations[0].is_gone.wait()
+    async with asyncio.timeout(20):
+        await chained.parts.live.wait_idle()
+    desk = chained.parts.registry["a"].desk
+    assert desk is not None
+    desk.check()
+    assert desk.snapshot().held_tokens == 0
+    assert await chained.metrics('kvota_gateway_requests_total{model="chat",outcome="cli') == 1
+
+
+async def test_without_models_in_the_file_those_of_the_backends_are_served(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    world = await world_of(closing, vllm_entry("a", a), models=[])
+    assert [one["id"] for one in (await world.get("/v1/models")).json["data"]] == [MODEL]
+    assert (await world.chat(model=MODEL)).text() == TEXT
+
+
+async def test_a_reload_takes_backends_in_and_out_without_dropping_anything(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
+    a.delay_s = 0.05
+    running = asyncio.create_task(world.chat(stream=True))
+    while not a.generations:  # noqa: ASYNC110 - it comes over a socket
+        await asyncio.sleep(0.01)
+    world.fleet = msgspec.structs.replace(
+        world.fleet, backends=(vllm_entry("b", b),), models=(model_of("chat", "b"),)
+    )
+    await world.parts.reload()
+    assert (await world.chat()).headers["x-kvota-backend"] == "b"
+    reply = await running
+    assert reply.text() == TEXT
+    assert reply.events[-1] == "[DONE]"
+    world.broken = "kvota.toml: unknown section [nonsense]."
+    refused = await world.post("/admin/reload", {})
+    assert (refused.status, refused.error["message"]) == (400, world.broken)
+    assert (await world.chat()).status == 200
+    assert "reload refused" in world.log
+
+
+async def test_embeddings_and_tokenizers_are_passed_on(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    reply = await chained.post("/v1/embeddings", {"model": "chat", "input": "hi there"})
+    assert reply.status == 200
+    assert reply.json["data"][0]["embedding"] == [8.0, 0.5]
+    assert a.received[-1].json["model"] == MODEL or a.received[-2].json["model"] == MODEL
+    assert (await chained.post("/tokenize", {"model": "chat", "prompt": "a b c"})).json[
+        "count"
+    ] == 3
+    assert (await chained.post("/tokenize", {"model": "none", "prompt": "a"})).status == 404
