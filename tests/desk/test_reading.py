@@ -130,3 +130,25 @@ def test_the_line_itself_shows_how_fast_it_moves_where_no_output_has_ended_yet()
         desk.release(str(number), Outcome.CLIENT_CLOSED, at_s)
     told = [desk.position(str(number), 40.0) for number in (5, 6, 7)]
     assert [one.eta_s for one in told if one is not None] == [10.0, 20.0, 30.0]
+
+
+def test_those_refused_for_their_deadline_are_sent_back_one_place_after_the_other() -> None:
+    """All told the same time would come back together, and be refused together."""
+    desk = taught_desk()
+    for number in range(4):
+        ticket = new_ticket(f"a{number}", prompt_tokens=100, arrived_s=50.0)
+        assert isinstance(desk.arrive(ticket, 50.0), Granted)
+    told = []
+    for number in range(4):
+        hasty = new_ticket(
+            f"h{number}", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0
+        )
+        verdict = desk.arrive(hasty, 50.0)
+        assert isinstance(verdict, Refused)
+        told.append(verdict.retry_after_s)
+    assert told == sorted(set(told))
+    for number in range(4):
+        desk.progress(f"a{number}", 1, 51.0 + number)
+        desk.release(f"a{number}", Outcome.COMPLETED, 51.0 + number)
+        desk.arrive(new_ticket(f"b{number}", arrived_s=51.0 + number), 51.0 + number)
+    assert desk.snapshot().tally.retry_after.num == 4, "each place is judged when it is free"

@@ -45,6 +45,7 @@ class Lessons:
 
     def place_freed(self, entry: Entry, now: float) -> None:
         """A fresh ticket has left the line: somebody who was refused could have its place."""
+        self._pace.freed_place(now)
         for predicted_s, actual_s in self._outlook.place_freed(entry.size, now):
             self._tally.retry_after.add(predicted_s, actual_s)
             self._observer.retry_judged(predicted_s, actual_s)

@@ -124,7 +124,7 @@ class Outlook:
         return (wait_s or 0.0) + self._pace.first_token_s(entry.uncached_tokens)
 
     def promise_place_s(self, entry: Entry, now: float) -> float:
-        """Retry-After for a ticket that found the line full."""
+        """Retry-After for a ticket that found no place; from what is held, or how places go."""
         room = self._look(now)
         own = _Stay.of(entry)
         places = self._promises.num_ahead(now) + entry.size
@@ -132,6 +132,8 @@ class Outlook:
         guess_s = None
         if entry.is_forecast:
             guess_s = self._wait_s(places - 1, mean, mean, room.held_tokens)
+        if guess_s is None:
+            guess_s = self._pace.places_s(places)
         wait_s = clamp_retry_s(self.corrected(guess_s))
         self._promises.make(entry.size, wait_s, now)
         return wait_s

@@ -24,6 +24,7 @@ class Pace:
         self._seconds = 0.0
         self._prompts = FadingLine()
         self._leaving = {lane: Leaving() for lane in Lane}
+        self._places = Leaving()
         self._predicted_s = 0.0
         self._actual_s = 0.0
 
@@ -54,6 +55,15 @@ class Pace:
         each_s = self._leaving[lane].each_s
         return None if each_s is None else each_s * (num_before + 1)
 
+    def freed_place(self, now: float) -> None:
+        """A fresh ticket was granted, or has left the line."""
+        self._places.count(now)
+
+    def places_s(self, num_places: int) -> float | None:
+        """Seconds in which so many places become free, whatever the lane; None: not known."""
+        each_s = self._places.each_s
+        return None if each_s is None else each_s * num_places
+
     def waited(self, predicted_s: float, actual_s: float) -> None:
         """A ticket was granted after `actual_s`; the uncorrected prediction was `predicted_s`."""
         self._predicted_s = self._predicted_s * _HONESTY_MEMORY + predicted_s
@@ -77,16 +87,17 @@ class Pace:
 
 
 class Leaving:
-    """How fast one lane's line moves. Only the time in which somebody waits counts."""
+    """Seconds from one ticket that leaves to the next."""
 
     def __init__(self) -> None:
-        self.since_s = 0.0  # the lane's line has moved, or begun
+        self.since_s: float | None = None  # the last one left, or the first one came
         self._seconds = 0.0
         self._num = 0.0
 
     def count(self, now: float) -> None:
-        self._seconds = self._seconds * _LEAVING_MEMORY + (now - self.since_s)
-        self._num = self._num * _LEAVING_MEMORY + 1
+        if self.since_s is not None:
+            self._seconds = self._seconds * _LEAVING_MEMORY + (now - self.since_s)
+            self._num = self._num * _LEAVING_MEMORY + 1
         self.since_s = now
 
     @property

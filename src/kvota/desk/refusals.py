@@ -73,7 +73,7 @@ class Refusals:
             return None
         return self._refuse(
             Refusal.DEADLINE_UNREACHABLE,
-            clamp_retry_s(first_s - left_s),
+            self._retry_s(entry, first_s - left_s, now),
             f"The first token is expected in {first_s:.1f} s, after the deadline in "
             f"{max(left_s, 0.0):.1f} s.",
         )
@@ -87,7 +87,17 @@ class Refusals:
     def give_up(self, entry: Entry, now: float) -> float:
         """Count a lost ticket as refused. Returns when to come back, in seconds."""
         self._tally.refused[Refusal.DEADLINE_UNREACHABLE] += 1
-        return clamp_retry_s(self._reading.bound_s(entry) - (entry.due_s - now))
+        return self._retry_s(entry, self._reading.bound_s(entry) - (entry.due_s - now), now)
+
+    def _retry_s(self, entry: Entry, late_s: float, now: float) -> float:
+        """When the place of somebody before it is free, for those that come with such patience.
+
+        Who is too late even for an engine that does nothing else is told by how much.
+        """
+        patience_s = entry.due_s - entry.ticket.arrived_s
+        if self._reading.fastest_s(entry) > patience_s:
+            return clamp_retry_s(late_s)
+        return self._outlook.promise_place_s(entry, now)
 
     def _first_token_s(self, entry: Entry, *, is_now: bool) -> float:
         if is_now and not self._reading.num_before(entry):
