@@ -46,7 +46,8 @@ class Seen:
     cached_tokens: int | None = None
     output_tokens: int = 0
     is_estimated: bool = False  # the output's length: the server did not tell it
-    max_tokens: int = 0
+    max_tokens: int = 0  # as asked
+    asked_prompt_tokens: int | None = None  # what the prompt should have counted as
     text: str = ""  # kept only where the sender was asked to
     lane: str = ""
 

@@ -1,7 +1,7 @@
 """Where more at once stops to bring more. Pure."""
 
 from collections.abc import Mapping
-from math import log2
+from math import exp2, log2
 
 GAIN_MIN = 0.1  # per doubling of the batch
 
@@ -22,4 +22,4 @@ def flattening_point(tokens_per_s: Mapping[int, float]) -> int | None:
 
 def _gain(tokens_per_s: Mapping[int, float], size: int, larger: int) -> float:
     ratio = tokens_per_s[larger] / tokens_per_s[size]
-    return 2.0 ** (log2(ratio) / log2(larger / size)) - 1
+    return exp2(log2(ratio) / log2(larger / size)) - 1

@@ -7,7 +7,7 @@ request was due is given up and counts as unfinished.
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,7 @@ from kvota.tools.load.sender import Send
 
 IN_FLIGHT_MAX = 2048
 HEAD_START_S = 0.1  # from ready to the first moment of the plan
+RETRY_S_MAX = 5.0  # a closed loop that was refused asks again after at most so long
 
 
 @dataclass(slots=True)
@@ -48,61 +49,60 @@ class Generator:
         self._in_flight_max = in_flight_max
         self._on_ended = on_ended
 
-    async def offer(self, asked: Sequence[Asked], *, drain_s: float) -> Run:
-        """Send each when it is due. Returns when all have ended or are given up."""
+    async def offer(self, asked: Iterable[Asked], *, duration_s: float, drain_s: float) -> Run:
+        """Send each when it is due, all within `duration_s`. Returns when all are over.
+
+        `asked` is in order of time, and read one ahead, so that prompts need not all exist at once.
+        """
         run = Run()
         async with self._measured(run):
             origin_s = self._clock.now() + HEAD_START_S
-            until_s = origin_s + (asked[-1].scheduled_s if asked else 0.0) + drain_s
+            until_s = origin_s + duration_s + drain_s
             places = asyncio.Semaphore(self._in_flight_max)
-            following = []
+            following: list[asyncio.Task[Seen]] = []
+            never_sent: list[Seen] = []
             for one in asked:
                 await self._sleep_until(origin_s + one.scheduled_s)
-                if not await self._has_place(places, until_s):
-                    break
-                task = self._follow(one, origin_s, until_s, places)
-                following.append(asyncio.create_task(task))
-            run.seen = list(await asyncio.gather(*following))
-            never = asked[len(following) :]
-            run.seen += [_never_sent(one, until_s - origin_s) for one in never]
+                if await self._has_place(places, until_s):
+                    task = self._follow(one, origin_s, until_s, places)
+                    following.append(asyncio.create_task(task))
+                else:
+                    never_sent.append(_never_sent(one, until_s - origin_s))
+            run.seen = [*await asyncio.gather(*following), *never_sent]
         return run
-
-    async def together(self, asked: Sequence[Asked], *, patience_s: float) -> Run:
-        """Send all at once."""
-        return await self.offer(
-            [replace(one, scheduled_s=0.0) for one in asked], drain_s=patience_s
-        )
 
     async def keep(
         self,
         asked: Iterator[Asked],
         num_open: int,
         *,
-        until_s: float,
-        origin_s: float | None = None,
+        seconds: float,
         num_max: int | None = None,
-    ) -> list[Seen]:
-        """Keep `num_open` requests open until the clock says `until_s`, or `num_max` were sent.
+    ) -> Run:
+        """Keep `num_open` requests open for so long, or until `num_max` were sent.
 
-        Those that are open then are given up. `scheduled_s` is when each was sent, from the origin.
+        What is open after `seconds` is given up. `scheduled_s` is when each was sent.
         """
-        origin_s = self._clock.now() if origin_s is None else origin_s
-        seen: list[Seen] = []
+        run = Run()
+        origin_s = self._clock.now()
         num_sent = 0
 
         async def one_after_another() -> None:
             nonlocal num_sent
-            while self._clock.now() < until_s and (num_max is None or num_sent < num_max):
+            while self._clock.now() - origin_s < seconds and (
+                num_max is None or num_sent < num_max
+            ):
                 num_sent += 1
-                now_s = self._clock.now() - origin_s
-                one = replace(next(asked), scheduled_s=now_s)
-                seen.append(await self._sender.send(one, origin_s, until_s))
-                self._on_ended(seen[-1])
-                if not seen[-1].is_whole:
-                    await asyncio.sleep(min(seen[-1].retry_after_s or 0.1, 5.0))
+                one = replace(next(asked), scheduled_s=self._clock.now() - origin_s)
+                seen = await self._sender.send(one, origin_s, origin_s + seconds)
+                run.seen.append(seen)
+                self._on_ended(seen)
+                if not seen.is_whole:
+                    await asyncio.sleep(min(seen.retry_after_s or 0.1, RETRY_S_MAX))
 
-        await asyncio.gather(*(one_after_another() for _ in range(num_open)))
-        return seen
+        async with self._measured(run):
+            await asyncio.gather(*(one_after_another() for _ in range(num_open)))
+        return run
 
     @asynccontextmanager
     async def _measured(self, run: Run) -> AsyncIterator[None]:

@@ -54,6 +54,7 @@ class Measured:
     num_unfinished: int
     num_estimated: int  # outputs whose length the server did not tell
     num_off_length: int  # whole, but not as long as was asked for
+    num_off_prompt: int  # the server counted the prompt differently
     errors: Mapping[str, int]
     ttft: Spread | None
     ttft_or_unserved: Spread | None  # with all that were not served as unbounded
@@ -110,6 +111,7 @@ def measure(
         num_unfinished=sum(one.is_unfinished for one in due),
         num_estimated=sum(one.is_estimated for one in whole),
         num_off_length=sum(one.output_tokens != one.max_tokens for one in whole),
+        num_off_prompt=sum(has_other_prompt(one) for one in whole),
         errors=dict(errors.most_common()),
         ttft=Spread.of(first),
         ttft_or_unserved=Spread.of(first + [inf] * (len(due) - len(first))),
@@ -168,6 +170,12 @@ class OpenRequests:
             area += num * (moment - last)
             last, num = moment, num + change
         return (area + num * (end - last)) / (end - start)
+
+
+def has_other_prompt(one: Seen) -> bool:
+    """The server counted another number of prompt tokens than was meant."""
+    meant = one.asked_prompt_tokens
+    return meant is not None and one.prompt_tokens not in (None, meant)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

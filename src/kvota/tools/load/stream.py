@@ -1,5 +1,6 @@
 """What arrives of one answer, with the moment of each token."""
 
+from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -61,7 +62,7 @@ class StreamRecord:
         self._reader = EventReader()
         self._status: int | None = None
         self._headers: Mapping[str, str] = {}
-        self._token_s: list[float] = []
+        self._token_s = array("d")
         self._first_content_s: float | None = None
         self._texts: list[str] = []
         self._usage: _Usage | None = None
@@ -126,6 +127,7 @@ class StreamRecord:
             output_tokens=len(self._token_s) if counted is None else counted,
             is_estimated=counted is None,
             max_tokens=asked.max_tokens,
+            asked_prompt_tokens=asked.prompt_tokens,
             text="".join(self._texts),
             lane=asked.lane,
         )

@@ -1,0 +1,135 @@
+"""One request at a time: what the server does when nobody disturbs it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvota.tools.load.asked import Seen
+from kvota.tools.load.bench import ANSWER_PATIENCE_S, Bench, NothingServed, first_error
+from kvota.tools.load.lag import Lag
+from kvota.tools.load.percentiles import Spread
+from kvota.tools.load.schedule import Lengths, Shape
+from kvota.tools.load.words import MISSING, ms, p99
+from kvota.tools.report.charts import Bars, bar_chart, number
+from kvota.tools.report.html import Report, Section, Table
+
+NUM_WARM_UP = 1  # the first request of a length may compile, allocate, connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt length. Rates are of the medians."""
+
+    prompt: str
+    output: str
+    num: int
+    ttft: Spread
+    tpot: Spread | None
+    total: Spread
+    prompt_tokens_per_s: float  # prompt over TTFT: reading, and all overhead
+    output_tokens_per_s: float | None  # 1 / TPOT
+    complaint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The result of the mode."""
+
+    rows: Sequence[Row]
+
+    @property
+    def complaint(self) -> str | None:
+        return next((row.complaint for row in self.rows if row.complaint), None)
+
+    @property
+    def is_good(self) -> bool:
+        return self.complaint is None
+
+    def report(self, facts: Mapping[str, str]) -> Report:
+        labels = [f"{row.prompt} + {row.output}" for row in self.rows]
+        chart = bar_chart(
+            labels,
+            [
+                Bars("TTFT p50", [1000 * row.ttft.p50 for row in self.rows]),
+                Bars("TTFT p95", [1000 * row.ttft.p95 for row in self.rows]),
+            ],
+            "ms",
+        )
+        text = (
+            "One request at a time, the next sent when the last is over; every prompt is new. "
+            "Prompt tokens per second are prompt length over TTFT, so they hold all overhead."
+        )
+        section = Section("Alone on the server", text, self._table(), [chart])
+        return Report(
+            "Baseline: one request at a time", facts, [section], self._verdict(),
+            is_bad=not self.is_good,
+        )  # fmt: skip
+
+    def _verdict(self) -> str:
+        if self.complaint:
+            return f"Refused: {self.complaint}"
+        row = self.rows[0]
+        speed = MISSING if row.output_tokens_per_s is None else number(row.output_tokens_per_s)
+        return (
+            f"Alone, a prompt of {row.prompt} tokens has its first token after {ms(row.ttft.p50)} "
+            f"ms, and then {speed} tokens come per second."
+        )
+
+    def _table(self) -> Table:
+        header = (
+            "prompt + output", "requests", "TTFT p50 ms", "p95", "p99", "TPOT p50 ms", "p95",
+            "prompt tok/s", "output tok/s",
+        )  # fmt: skip
+        return Table(header, [_cells(row) for row in self.rows])
+
+
+async def baseline(
+    bench: Bench, prompts: Sequence[Lengths], output: Lengths, num_requests: int
+) -> Baseline:
+    """`num_requests` of each prompt length, after one that is not counted."""
+    rows = []
+    for prompt in prompts:
+        bench.target.check_length(prompt.most, output.most)
+        num = num_requests + NUM_WARM_UP
+        what = f"prompt {prompt}"
+        run = await bench.keep(
+            what, Shape(prompt, output), 1, seconds=num * ANSWER_PATIENCE_S, num_max=num
+        )
+        whole = [one for one in run.seen[NUM_WARM_UP:] if one.first_token_s is not None]
+        if not any(one.is_whole for one in whole):
+            raise NothingServed(f"{what}: not one request was served: {first_error(run)}")
+        rows.append(_row(prompt, output, [one for one in whole if one.is_whole], run.lag))
+    return Baseline(rows)
+
+
+def _row(prompt: Lengths, output: Lengths, whole: Sequence[Seen], lag: Lag) -> Row:
+    ttft = Spread.of(one.first_token_s for one in whole if one.first_token_s is not None)
+    tpot = Spread.of(one.per_token_s for one in whole if one.per_token_s is not None)
+    total = Spread.of(one.ended_s for one in whole)
+    assert ttft is not None
+    assert total is not None
+    return Row(
+        prompt=str(prompt),
+        output=str(output),
+        num=len(whole),
+        ttft=ttft,
+        tpot=tpot,
+        total=total,
+        prompt_tokens_per_s=prompt.mean / ttft.p50,
+        output_tokens_per_s=1 / tpot.p50 if tpot is not None and tpot.p50 > 0 else None,
+        complaint=lag.complaint(ttft.p50, ttft.p99),
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    tpot, speed = row.tpot, row.output_tokens_per_s
+    return (
+        f"{row.prompt} + {row.output}",
+        str(row.num),
+        ms(row.ttft.p50),
+        ms(row.ttft.p95),
+        p99(row.ttft),
+        ms(tpot.p50 if tpot else None),
+        ms(tpot.p95 if tpot else None),
+        number(row.prompt_tokens_per_s),
+        MISSING if speed is None else number(speed),
+    )

@@ -1,0 +1,50 @@
+"""The desk of a running server: read its settings, and set them without a restart.
+
+GET /admin/desk     the settings in force
+PUT /admin/desk     change some; the answer is what is in force then
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import httpx
+
+from kvota.tools.load.toml_line import edit
+from kvota.tools.server import ServerUnusable, authorization, connection_text, error_text, root_of
+
+TIMEOUT_S = 10.0
+PATH: Final = "/admin/desk"
+SECTION_OF: Final[Mapping[str, str]] = MappingProxyType(
+    {"max_running_requests": "engine", "max_waiting_queue": "desk"}
+)
+NO_DESK = (
+    "This server has no desk whose settings can be changed while it runs. For vLLM, start it with "
+    "--max-num-seqs {max_running_requests}; for kvota, set the values in kvota.toml and restart."
+)
+
+
+def put_desk(url: str, api_key: str | None, settings: Mapping[str, int]) -> dict[str, Any]:
+    """Set them; what is in force then. Raises ServerUnusable, also where there is no desk."""
+    try:
+        with httpx.Client(
+            base_url=root_of(url), headers=authorization(api_key), timeout=TIMEOUT_S,
+            trust_env=False,
+        ) as client:  # fmt: skip
+            response = client.put(PATH, json=dict(settings))
+    except httpx.HTTPError as error:
+        raise ServerUnusable(connection_text(httpx.URL(root_of(url)), error)) from error
+    if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        raise ServerUnusable(NO_DESK.format(**settings))
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise ServerUnusable(f"{error_text(response)} Give an operator's key with --api-key.")
+    if not response.is_success:
+        raise ServerUnusable(error_text(response))
+    in_force: dict[str, Any] = response.json()
+    return in_force
+
+
+def write_settings(path: Path, settings: Mapping[str, int]) -> None:
+    """Into kvota.toml, each in its section; comments stay. Raises CannotEdit."""
+    edit(path, {(SECTION_OF[name], name): value for name, value in settings.items()})

@@ -1,0 +1,121 @@
+"""What a soak shows: three series, their slopes with confidence, and the verdict."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from statistics import median
+
+from kvota.tools.load.leak import NUM_BLOCKS, Trend, Verdict
+from kvota.tools.load.soak import Soak
+from kvota.tools.load.words import MISSING, mib, ms, share
+from kvota.tools.report.charts import Series, line_chart
+from kvota.tools.report.html import Report, Section, Table
+
+HOUR_S = 3600.0
+CHART_POINTS = 120
+HEADER = ("judged", "level", "slope per hour", "99 % interval", "growth in the run", "verdict")
+HOW = (
+    "The first third is warm-up. The rest is cut into "
+    f"{NUM_BLOCKS} blocks; a line is fitted to their medians, with Student's interval. A leak is "
+    "growth that chance does not explain, that is worth mentioning, and that does not level off. "
+    "Undecided means: run longer."
+)
+
+
+def soak_report(result: Soak, facts: Mapping[str, str]) -> Report:
+    """The page of a soak."""
+    facts = {
+        **facts,
+        "load": f"{result.rate_rps:.3g} requests/s for {result.minutes:g} minutes",
+        "served": f"{result.num_whole} of {result.num_sent}",
+    }
+    section = Section("Does it only grow?", HOW, _table(result), _charts(result))
+    return Report(
+        "Soak: the same load for a long time", facts, [section], verdict(result),
+        is_bad=not result.is_good,
+    )  # fmt: skip
+
+
+def verdict(result: Soak) -> str:
+    """One line for each of the three questions."""
+    if result.complaint:
+        return f"Refused: {result.complaint}"
+    answers = [_memory_words(result.memory_trend), _ttft_words(result.ttft_trend)]
+    match result.is_kv_back:
+        case True:
+            answers.append("KV memory is back to what it was.")
+        case False:
+            assert result.kv_after is not None
+            answers.append(f"KV memory is not back: {share(result.kv_after)} is still in use.")
+        case None:
+            answers.append("The server does not say how much KV memory is in use.")
+    return " ".join(answers)
+
+
+def _memory_words(memory: Trend | None) -> str:
+    if memory is None:
+        return "The server does not say how much memory it holds (try --pid)."
+    match memory.verdict:
+        case Verdict.LEAK:
+            return f"Memory leaks: {mib(HOUR_S * memory.slope.per_s)} per hour."
+        case Verdict.STEADY:
+            return "Memory is steady."
+        case Verdict.UNDECIDED:
+            return "Whether memory grows is undecided: run longer."
+
+
+def _ttft_words(ttft: Trend) -> str:
+    match ttft.verdict:
+        case Verdict.LEAK:
+            return f"TTFT rises: {ms(HOUR_S * ttft.slope.per_s)} ms per hour."
+        case Verdict.STEADY:
+            return "TTFT is steady."
+        case Verdict.UNDECIDED:
+            return "Whether TTFT drifts is undecided: run longer."
+
+
+def _table(result: Soak) -> Table:
+    rows = []
+    if result.memory_trend is not None:
+        rows.append(_cells("memory", result.memory_trend, mib))
+    rows.append(_cells("TTFT", result.ttft_trend, lambda value: f"{ms(value)} ms"))
+    before, after = result.kv_before, result.kv_after
+    if before is not None and after is not None:
+        word = "back" if result.is_kv_back else "not back"
+        change = f"{share(before)} before, {share(after)} after"
+        rows.append(("KV in use", MISSING, MISSING, MISSING, change, word))
+    return Table(HEADER, rows)
+
+
+def _cells(name: str, one: Trend, shown: Callable[[float], str]) -> tuple[str, ...]:
+    slope = one.slope
+    if isnan(slope.per_s):  # too few points to judge
+        return name, MISSING, MISSING, MISSING, MISSING, one.verdict.value
+    low, high = slope.per_s - slope.margin, slope.per_s + slope.margin
+    return (
+        name,
+        shown(slope.level),
+        shown(HOUR_S * slope.per_s),
+        f"{shown(HOUR_S * low)} to {shown(HOUR_S * high)}",
+        shown(one.growth),
+        one.verdict.value,
+    )
+
+
+def _charts(result: Soak) -> list[str]:
+    charts = []
+    if result.looks.memory_bytes:
+        points = [(at, value / 2**20) for at, value in result.looks.memory_bytes]
+        charts.append(_chart("memory, MiB", points))
+    charts.append(_chart("TTFT, ms", [(at, 1000 * value) for at, value in result.ttft_points]))
+    if result.looks.kv_share:
+        points = [(at, 100 * value) for at, value in result.looks.kv_share]
+        charts.append(_chart("KV in use, %", points))
+    return charts
+
+
+def _chart(label: str, points: Sequence[tuple[float, float]]) -> str:
+    """Medians of short stretches, so that a long run is a line and no cloud."""
+    size = max(1, -(-len(points) // CHART_POINTS))
+    stretches = [points[at : at + size] for at in range(0, len(points), size)]
+    line = [(one[0][0] / 60, median(value for _, value in one)) for one in stretches]
+    return line_chart([Series(label, line)], "minutes", label)

@@ -1,0 +1,172 @@
+"""Open loop at rising rates: where the service stops to serve well, and what to plan with.
+
+    alone ─▶ rates by `knee.next_rate` until it is content ─▶ the recommended rate, measured
+
+Each rate runs a warm-up that is not judged, then a window in which every request counts. A trial in
+which the generator was the bottleneck is repeated, and refused with the whole sweep if it stays so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvota.tools.load.bench import Bench
+from kvota.tools.load.capacity import Cap, cap_for
+from kvota.tools.load.knee import Knee, Search, Trial, has_held, knee_of, next_rate
+from kvota.tools.load.measure import Measured, Slo, measure
+from kvota.tools.load.percentiles import percentile
+from kvota.tools.load.schedule import Shape
+
+NUM_ALONE = 6  # requests before the sweep, of which the first is not counted
+FIRST_SHARE = 0.5  # of the rate that one request after another would make
+NUM_INVALID_MAX = 3  # trials at one rate in which the generator was late
+WARM_SHARE = 0.25  # of the window, and at least WARM_ANSWERS lone answers
+WARM_ANSWERS = 1.5
+WINDOW_MAX = 6  # times as long as was asked for, where the rate is low
+DRAIN_S = 5.0  # beyond what an answer within the SLO can take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """`seconds`: the window of a rate, longer where fewer than `num_requests_min` would come."""
+
+    shape: Shape
+    slo: Slo
+    seconds: float = 20.0
+    num_requests_min: int = 60
+    first_rps: float | None = None  # None: half of what one request after another makes
+    rate_max_rps: float = float("inf")
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A request on the idle server; medians, in seconds."""
+
+    ttft_s: float
+    tpot_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The result of the mode. `complaint`: why it says nothing of the server."""
+
+    slo: Slo
+    alone: Alone
+    trials: Sequence[Measured]
+    knee: Knee | None
+    safe: Measured | None = None  # at the recommended rate
+    cap: Cap | None = None
+    complaint: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return self.complaint is None and self.knee is not None
+
+
+@dataclass(slots=True)
+class _Trials:
+    """What has been run so far."""
+
+    measured: list[Measured] = field(default_factory=list)
+
+    @property
+    def judged(self) -> list[Trial]:
+        return [
+            Trial(one.offered_rps, has_held(one.attainment, is_keeping_up=one.is_keeping_up))
+            for one in self.measured
+        ]
+
+
+class GeneratorLate(Exception):
+    """The generator could not do at this rate what it was to do. The message says why."""
+
+
+async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
+    """Find the knee, recommend a rate, measure it, and derive the cap from that."""
+    shape, slo = options.shape, options.slo
+    bench.target.check_length(shape.prompt.most, shape.output.most)
+    alone = await measure_alone(bench, shape)
+    search = Search(
+        first_rps=options.first_rps or FIRST_SHARE / alone.total_s,
+        rate_max_rps=options.rate_max_rps,
+        repeats=options.repeats,
+    )
+    trials = _Trials()
+    try:
+        while (rate := next_rate(search, trials.judged)) is not None:
+            trials.measured.append(await trial(bench, options, alone, rate, len(trials.measured)))
+        knee = knee_of(trials.judged)
+        if knee is None:
+            return Sweep(slo, alone, trials.measured, None)
+        safe = await trial(bench, options, alone, knee.safe_rps, "safe")
+    except GeneratorLate as late:
+        return Sweep(slo, alone, trials.measured, knee_of(trials.judged), complaint=str(late))
+    cap = cap_for(
+        safe_rps=knee.safe_rps,
+        in_flight_p99=safe.in_flight_p99,
+        ttft_slo_s=slo.ttft_s,
+        idle_ttft_s=alone.ttft_s,
+    )
+    return Sweep(slo, alone, trials.measured, knee, safe, cap)
+
+
+async def measure_alone(bench: Bench, shape: Shape) -> Alone:
+    """Medians of a few requests on the idle server. Raises NothingServed."""
+    await bench.wait_idle()
+    whole = await bench.alone("alone", shape, NUM_ALONE)
+    seen = whole[1:] or whole
+    first = sorted(one.first_token_s for one in seen if one.first_token_s is not None)
+    per_token = sorted(one.per_token_s for one in seen if one.per_token_s is not None)
+    return Alone(
+        percentile(first, 0.5),
+        percentile(per_token, 0.5) if per_token else None,
+        percentile(sorted(one.ended_s for one in seen), 0.5),
+    )
+
+
+async def trial(
+    bench: Bench, options: SweepOptions, alone: Alone, rate_rps: float, attempt: object
+) -> Measured:
+    """One rate, measured on a server that was idle. Raises GeneratorLate."""
+    complaint = None
+    for number in range(NUM_INVALID_MAX):
+        measured = await _measured(bench, options, alone, rate_rps, (attempt, number))
+        complaint = complaint_of(measured)
+        if complaint is None:
+            return measured
+    raise GeneratorLate(f"at {rate_rps:.3g} requests/s {complaint}")
+
+
+def complaint_of(measured: Measured) -> str | None:
+    """Why it says nothing of the server; None when it does, or when nothing was served at all."""
+    ttft = measured.ttft
+    return None if ttft is None else measured.lag.complaint(ttft.p50, ttft.p99)
+
+
+async def _measured(
+    bench: Bench, options: SweepOptions, alone: Alone, rate_rps: float, attempt: object
+) -> Measured:
+    window_s = window_of(options, rate_rps)
+    warm_s = max(WARM_SHARE * options.seconds, WARM_ANSWERS * alone.total_s)
+    await bench.wait_idle()
+    run = await bench.offer(
+        f"{rate_rps:.3g} requests/s",
+        options.shape,
+        rate_rps,
+        seconds=warm_s + window_s,
+        drain_s=_longest_good_s(options) + DRAIN_S,
+        attempt=attempt,
+    )
+    return measure(run.seen, rate_rps, (warm_s, warm_s + window_s), options.slo, run.lag)
+
+
+def window_of(options: SweepOptions, rate_rps: float) -> float:
+    """Long enough for the wanted number of requests, within reason."""
+    wanted_s = options.num_requests_min / rate_rps
+    return min(max(options.seconds, wanted_s), WINDOW_MAX * options.seconds)
+
+
+def _longest_good_s(options: SweepOptions) -> float:
+    """What an answer can take and still meet the SLO."""
+    return options.slo.ttft_s + options.slo.tpot_s * options.shape.output.most
