@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.desk_live_bench import Finding, LiveBench
 from bench.desk_live_judge import Fate, Verdict, judge
-from bench.desk_live_knee import find_knee
+from bench.desk_live_knee import NoKnee, find_knee
 from bench.desk_live_load import offer
 from bench.desk_live_mix import team_mix
 from bench.server_process import RunningServer
@@ -43,7 +43,11 @@ def overload(bench: LiveBench) -> Iterator[Finding]:
     with bench.server(FLAGS) as server:
         load = _Load(bench, server)
         load.warm_up()
-        knee = find_knee(load.attainment, FIRST_RPS, NUM_HALVINGS).rate_rps
+        try:
+            knee = find_knee(load.attainment, FIRST_RPS, NUM_HALVINGS).rate_rps
+        except NoKnee as error:
+            yield Finding(False, f"there is no knee to compare with: {error}")
+            return
         bench.say(f"\nknee: {knee:.2f} requests/s\n")
         points = [
             load.run(factor * knee, POINT_JUDGED_S, seed=number)

@@ -30,6 +30,7 @@ HOLDER_PROMPT, HOLDER_OUTPUT = 16, 2_000
 NUM_REFUSALS, NUM_FIRST = 10_000, 1_000  # the first ones are not judged: caches fill
 RATE_RPS = 150.0
 SAMPLE_EVERY_S = 0.5
+LEAD_S = 3.0  # for the holders, and then the load generator, to be there
 HANG_S = 300.0
 REFUSAL_P99_MAX_S = 0.050
 # What a forgotten request would keep, at the very least; allocators breathe by less than this.
@@ -116,28 +117,31 @@ class _Crowd:
     _num_texts: int = 0
 
     async def flood(self) -> Flood:
+        """The first refusals are neither timed nor is memory sampled meanwhile."""
         await complete(self.server.port, self._body())  # touches all of the KV cache
+        num_asks = NUM_FIRST + round(self.bench.scale * NUM_REFUSALS)
+        asks = [Ask(number / RATE_RPS, 16, 1) for number in range(num_asks)]
         is_over = asyncio.Event()
         holders = [asyncio.create_task(self._hold(is_over)) for _ in range(NUM_HOLDERS)]
-        await asyncio.sleep(1.0)
-        await self._refuse(NUM_FIRST, [])
-        resident: list[tuple[float, float]] = []
-        seen = await self._refuse(round(self.bench.scale * NUM_REFUSALS), resident)
-        is_over.set()
-        await asyncio.gather(*holders)
-        return Flood(seen, resident, RATE_RPS)
-
-    async def _refuse(self, num_asks: int, resident: list[tuple[float, float]]) -> list[Seen]:
-        """Send so many at the steady rate, sampling memory until the last is over."""
-        asks = [Ask(number / RATE_RPS, 16, 1) for number in range(num_asks)]
-        job = self.bench.job(self.server, asks, HANG_S, num_asks)
-        started_s = time.monotonic()
-        with LoadProcess(job) as load:
+        await asyncio.sleep(LEAD_S)
+        with LoadProcess(self.bench.job(self.server, asks, HANG_S, "flood")) as load:
             reading = asyncio.create_task(asyncio.to_thread(load.seen))
-            while not reading.done() and time.monotonic() - started_s < num_asks / RATE_RPS:
-                resident.append((time.monotonic(), float(resident_bytes(self.server.pid))))
-                await asyncio.sleep(SAMPLE_EVERY_S)
-            return await reading
+            resident = await self._sampled(num_asks / RATE_RPS)
+            await asyncio.sleep(LEAD_S)
+            is_over.set()  # whoever slipped into the line while a holder came back is served now
+            seen = await reading
+        await asyncio.gather(*holders)
+        return Flood(seen[NUM_FIRST:], resident, RATE_RPS)
+
+    async def _sampled(self, seconds: float) -> list[tuple[float, float]]:
+        """(seconds, resident bytes) from when the first refusals are over."""
+        await asyncio.sleep(LEAD_S + NUM_FIRST / RATE_RPS)
+        until_s = time.monotonic() + seconds - NUM_FIRST / RATE_RPS
+        found = []
+        while time.monotonic() < until_s:
+            found.append((time.monotonic(), float(resident_bytes(self.server.pid))))
+            await asyncio.sleep(SAMPLE_EVERY_S)
+        return found
 
     async def _hold(self, is_over: asyncio.Event) -> None:
         """Ask again and again, so that there is always one more than the line can take."""
