@@ -1,0 +1,196 @@
+"""The commands `kvota replay` and `kvota trace describe|convert`: recorded traffic."""
+
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvota.core.errors import ConfigError
+from kvota.tools.load.loopback import FLAG, check_host
+from kvota.tools.load.measure import Slo
+from kvota.tools.load.target import find_target
+from kvota.tools.replay import show
+from kvota.tools.replay.plan import Recorded, Source, plan_for, read
+from kvota.tools.replay.run import DRAIN_S, Replayed, replay
+from kvota.tools.replay.tenants import keys_for, read_keys
+from kvota.tools.replay.words import population_table, shape_table
+from kvota.tools.report import terminal
+from kvota.tools.report.html import write_html, write_json
+from kvota.traffic.arrival import Scaling
+from kvota.traffic.opening import TraceFormat, Traffic, format_of, open_traffic
+from kvota.traffic.servegen import read_clients
+from kvota.traffic.shape import shape_of, shape_of_clients
+from kvota.traffic.writing import Target, write_traffic
+
+EXIT_REFUSED = 1  # the generator was the bottleneck, or nothing was answered
+
+traces = typer.Typer(no_args_is_help=True, help="Files of recorded traffic.")
+
+_File = Annotated[
+    Path,
+    typer.Argument(
+        help="Azure, Mooncake, Bailian, BurstGPT, ServeGen, ShareGPT lengths, or our journal."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("replay")(replay_command)
+    app.add_typer(traces, name="trace")
+
+
+def replay_command(
+    file: _File,
+    url: Annotated[str, typer.Option(envvar="KVOTA_URL")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="[default: the server's first]")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="KVOTA_API_KEY")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help='TOML: tenant = "key" a line, "*" for all others.')
+    ] = None,
+    chat: Annotated[bool, typer.Option(help="Ask /v1/chat/completions, with text.")] = False,
+    time_scale: Annotated[
+        float, typer.Option(min=0.0, help="2: at half the speed; bursts keep their shape.")
+    ] = 1.0,
+    length_scale: Annotated[
+        int, typer.Option(min=1, help="16: lengths and prefix blocks a sixteenth.")
+    ] = 1,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Another one makes other prompts, unknown to the server's cache.")
+    ] = 1,
+    rate: Annotated[float, typer.Option(min=0.001, help="Of files without times.")] = 5.0,
+    from_s: Annotated[float, typer.Option(min=0.0, help="Begin there in the file's time.")] = 0.0,
+    until_s: Annotated[float | None, typer.Option(help="End there.  [default: its end]")] = None,
+    ttft_s: Annotated[float, typer.Option(help="Good: first token within.")] = 2.0,
+    tpot_s: Annotated[float, typer.Option(help="Good: time per further token within.")] = 0.2,
+    drain_s: Annotated[float, typer.Option(help="Wait so long for the last answers.")] = DRAIN_S,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
+    i_may_load_this_host: Annotated[
+        bool, typer.Option(FLAG, help="The server is not on this machine, and mine to load.")
+    ] = False,
+) -> None:
+    """Send recorded traffic again at its times, and say what clients saw.
+
+    Answers get exactly the lengths they had. Exits with 1 when the result says nothing.
+    """
+    check_host(url, is_allowed=i_may_load_this_host)
+    source = Source(
+        path=file,
+        scaling=_scaling(time_scale, length_scale),
+        requests_max=max_requests,
+        seed=seed,
+        poisson_rps=rate,
+        from_s=from_s,
+        **({} if until_s is None else {"until_s": until_s}),
+    )
+    recorded = read(source)
+    by_tenant = keys_for(
+        {one.tenant for one in recorded.arrivals}, read_keys(keys) if keys else {}, api_key
+    )
+    replayed = asyncio.run(
+        _replay(recorded, url, model, by_tenant, Slo(ttft_s, tpot_s), drain_s, is_chat=chat)
+    )
+    _show(replayed, json_file, html)
+
+
+async def _replay(
+    recorded: Recorded,
+    url: str,
+    model: str | None,
+    keys: dict[str, str | None],
+    slo: Slo,
+    drain_s: float,
+    *,
+    is_chat: bool,
+) -> Replayed:
+    target = await find_target(url, next(iter(keys.values())), model=model, is_chat=is_chat)
+    plan = plan_for(recorded, target)
+    with terminal.progress_bar() as bar:
+        task = bar.add_task(f"replaying {recorded.source.path.name}", total=len(plan.asked))
+        return await replay(
+            plan, target, keys, slo, drain_s=drain_s, on_ended=lambda _: bar.advance(task)
+        )
+
+
+def _show(replayed: Replayed, json_file: Path | None, html: Path | None) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for name, text in show.facts(replayed).items():
+        console.print(f"{name:<15} {text}", markup=False)
+    terminal.show(show.outcome_table(replayed), console)
+    if replayed.refusal is None:
+        terminal.show(show.latency_table(replayed), console)
+    console.print(show.verdict(replayed), markup=False)
+    if json_file is not None:
+        write_json(show.as_json(replayed), json_file)
+    if html is not None:
+        write_html(show.report(replayed), html)
+    if replayed.refusal is not None:
+        sys.exit(EXIT_REFUSED)
+
+
+@traces.command()
+def describe(
+    file: _File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Lengths, burstiness, tenants and shared prefixes of a file, as it is."""
+    found = format_of(file)
+    console = Console(highlight=False, soft_wrap=True)
+    facts: dict[str, Any]
+    if found is TraceFormat.SERVEGEN:
+        population = shape_of_clients(read_clients(file))
+        table, facts = population_table(population), asdict(population)
+    else:
+        traffic = open_traffic(file, spreads=False)
+        shape = shape_of(traffic.arrivals)
+        table, facts = shape_table(shape, has_times=traffic.has_times), asdict(shape)
+        facts["num_passed_over"] = traffic.passed_over.num
+    if as_json:
+        console.print_json(data={"format": found.value, **facts})
+        return
+    console.print(f"{file.name}: {found.value}", markup=False)
+    terminal.show(table, console)
+    if facts.get("num_passed_over"):
+        console.print(f"{facts['num_passed_over']:,} rows without a known answer are left out.")
+
+
+@traces.command()
+def convert(
+    file: _File,
+    to: Annotated[Target, typer.Option(help="Format to write.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.  [default: stdout]")] = None,
+    seed: Annotated[int, typer.Option(help="Decides what the file leaves to chance.")] = 1,
+    rate: Annotated[float, typer.Option(min=0.001, help="Of files without times.")] = 5.0,
+    from_s: Annotated[float, typer.Option(help="ServeGen: seconds after midnight.")] = 0.0,
+    until_s: Annotated[float, typer.Option(help="ServeGen: seconds after midnight.")] = 86_400.0,
+) -> None:
+    """Write a file of traffic in another format. Prefixes are counted in that format's blocks."""
+    traffic = open_traffic(
+        file, seed=seed, poisson_rps=rate, from_s=from_s, until_s=until_s, spreads=False
+    )
+    if out is None:
+        num = write_traffic(traffic.arrivals, to, sys.stdout.buffer)
+    else:
+        num = _write(out, traffic, to)
+    typer.echo(f"{num:,} requests of {file.name} ({traffic.format.value}) as {to.value}.", err=True)
+
+
+def _write(out: Path, traffic: Traffic, to: Target) -> int:
+    try:
+        with out.open("wb") as file:
+            return write_traffic(traffic.arrivals, to, file)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+def _scaling(time: float, length: int) -> Scaling:
+    try:
+        return Scaling(time=time, length=length)
+    except ValueError as error:
+        raise ConfigError(f"--time-scale: {error}.") from None

@@ -1,0 +1,1 @@
+"""`kvota replay`: recorded traffic again, on time, against any OpenAI-compatible server."""

@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvota.cli import app
+from kvota.core.errors import KvotaError
+from kvota.tools.load.loopback import ForeignHost
+from kvota.traffic.opening import TraceFormat, format_of
+
+RUN = CliRunner()
+HEAD = "bench/traces/mooncake_conversation_head.jsonl.gz"
+
+
+def test_a_trace_is_described() -> None:
+    result = RUN.invoke(app, ["trace", "describe", HEAD])
+    assert result.exit_code == 0
+    for text in ("Mooncake", "requests/s", "IDC in 1 / 10 / 60 s", "hits, cache of any size"):
+        assert text in result.stdout
+
+
+def test_a_description_is_data_too() -> None:
+    result = RUN.invoke(app, ["trace", "describe", "bench/traces/azure_conv_2023.csv.gz", "--json"])
+    facts = json.loads(result.stdout)
+    assert (facts["format"], facts["num_requests"], facts["reuse"]) == ("Azure", 19_366, None)
+    assert facts["bursts"][0]["window_s"] == 1
+
+
+def test_clients_are_described_by_their_distributions() -> None:
+    result = RUN.invoke(app, ["trace", "describe", "bench/traces/servegen_r1_two_hours.jsonl.gz"])
+    assert "clients" in result.stdout
+    assert "32" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        ("journal", TraceFormat.JOURNAL),
+        ("mooncake", TraceFormat.MOONCAKE),
+        ("azure", TraceFormat.AZURE),
+    ],
+)
+def test_a_trace_is_converted(to: str, expected: TraceFormat, tmp_path: Path) -> None:
+    out = tmp_path / "converted"
+    result = RUN.invoke(app, ["trace", "convert", HEAD, "--to", to, "--out", str(out)])
+    assert result.exit_code == 0
+    assert "400 requests" in result.stderr
+    assert format_of(out) is expected
+
+
+def test_converted_traffic_can_be_piped() -> None:
+    result = RUN.invoke(app, ["trace", "convert", HEAD, "--to", "azure"])
+    assert result.stdout.startswith("TIMESTAMP,ContextTokens,GeneratedTokens")
+    assert len(result.stdout.splitlines()) == 401
+
+
+def test_no_load_goes_to_another_machine_unasked() -> None:
+    result = RUN.invoke(app, ["replay", HEAD, "--url", "http://10.1.2.3:8000"])
+    assert isinstance(result.exception, ForeignHost)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["README.md"],
+        [HEAD, "--length-scale", "7"],
+        [HEAD, "--time-scale", "0"],
+        [HEAD, "--from-s", "5000"],
+        [HEAD, "--url", "http://127.0.0.1:9"],
+    ],
+)
+def test_what_an_operator_can_fix_is_said_without_a_traceback(flags: list[str]) -> None:
+    result = RUN.invoke(app, ["replay", *flags])
+    assert isinstance(result.exception, KvotaError)
