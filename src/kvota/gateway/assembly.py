@@ -92,6 +92,8 @@ class Gateway:
         """Look at every backend, and route to the models that only they name."""
         await self.registry.probe_all()
         self._control.rediscover(self.live)
+        for route in self.live.now.table.routes.values():
+            route.refreshed()
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run as long as it serves."""

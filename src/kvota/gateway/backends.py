@@ -8,6 +8,7 @@ says. Figures are as old as the last probe.
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from kvota.telemetry.log import Log
 
 KV_TOKENS_UNKNOWN: Final = 100_000  # of a backend that says nothing and for which nothing is set
 MODEL_LEN_UNKNOWN: Final = 8192
+COUNTS_OLD_S: Final = 0.02
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
 
 
@@ -61,6 +63,8 @@ class Backend:
     is_draining: bool = False
     num_open: int = 0  # attempts under way
     latency_s: float | None = None  # to the first token, smoothed
+    _counts: tuple[int, int] = (0, 0)
+    _counts_until_s: float = -math.inf
 
     @property
     def name(self) -> str:
@@ -79,6 +83,12 @@ class Backend:
     def max_model_len(self) -> int:
         return self.entry.max_model_len or self.state.max_model_len or MODEL_LEN_UNKNOWN
 
+    @property
+    def may_serve(self) -> bool:
+        """As far as its health goes; its breaker has a word of its own."""
+        is_up = self.supervised is None or self.supervised.is_up
+        return self.state.is_healthy and is_up and not self.is_draining
+
     def counter(self, model: str) -> PromptCounter:
         """How prompts for `model` are counted here."""
         form = TRAITS[self.kind].tokenize
@@ -92,15 +102,14 @@ class Backend:
         running, waiting = state.running, state.waiting
         free = None
         if self.desk is not None:
-            seen = self.desk.snapshot()
-            running = max(running or 0, sum(seen.running.values()))
-            waiting = max(waiting or 0, sum(seen.waiting.values()))
+            own_running, own_waiting = self._counted(self.desk, now)
+            running = max(running or 0, own_running)
+            waiting = max(waiting or 0, own_waiting)
         if state.capacity_tokens is not None and state.used_tokens is not None:
             free = state.capacity_tokens - state.used_tokens
         return Replica(
             id=self.name,
-            is_healthy=state.is_healthy and (self.supervised is None or self.supervised.is_up),
-            is_draining=self.is_draining,
+            is_healthy=self.may_serve,
             can_pass=self.breaker.can_pass(now) and not is_ejected,
             free_kv_tokens=free,
             running=running or 0,
@@ -108,6 +117,14 @@ class Backend:
             kv_usage=state.kv_usage or 0.0,
             latency_s=self.latency_s,
         )
+
+    def _counted(self, desk: ForeignDesk, now: float) -> tuple[int, int]:
+        """Requests running and waiting at our desk, at most `COUNTS_OLD_S` old: it costs some."""
+        if now >= self._counts_until_s:
+            seen = desk.snapshot()
+            self._counts = sum(seen.running.values()), sum(seen.waiting.values())
+            self._counts_until_s = now + COUNTS_OLD_S
+        return self._counts
 
     async def look(self) -> None:
         """Probe it, and correct its desk by what it says.

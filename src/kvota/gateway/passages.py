@@ -139,7 +139,7 @@ class PassageEndpoint:
         now = self._clock.now()
         for version in route.versions.values():
             for backend in version.backends:
-                if backend.replica(now).may_serve:
+                if backend.may_serve:
                     is_same = version.model == name
                     model = version.model
                     return backend, content if is_same else renamed_body(content, model=model)

@@ -19,7 +19,7 @@ from kvota.gateway.policy.breaker import Permit
 from kvota.gateway.policy.fallback import FallbackTable, Threshold, why_fall_back
 from kvota.gateway.policy.outliers import Ejection, Outliers, OutlierSettings
 from kvota.gateway.policy.rollout import Rollout, Version
-from kvota.gateway.policy.routing import Choice, Replica, Router, RoutingSettings
+from kvota.gateway.policy.routing import Replica, Router, RoutingSettings
 from kvota.gateway.policy.watch import WatchSettings
 from kvota.gateway.settings import GatewaySettings, ModelEntry, VersionEntry
 
@@ -34,7 +34,6 @@ class Target:
     version: str
     model: str  # the name there
     backend: Backend
-    choice: Choice
     permit: Permit
 
 
@@ -85,6 +84,12 @@ class Route:
         replicas = [one for version in self.versions.values() for one in version.replicas(now)]
         return why_fall_back(replicas, self.threshold)
 
+    def refreshed(self) -> None:
+        """Its backends have been probed: what was sent there is in their figures now."""
+        for version in self.versions.values():
+            for backend in version.backends:
+                version.router.refreshed(backend.name)
+
     def review(self, now: float) -> list[Ejection]:
         """Compare the replicas of each version; the new ejections."""
         return [
@@ -104,6 +109,8 @@ class Route:
         tried: Collection[str] = (),
     ) -> Target | None:
         """None when no backend of it may be asked now. Takes a permit of the one that may."""
+        if not self.has_choice:
+            return self._only(now, tried)
         chosen = self.rollout.choose(sticky_key).name
         others = [one.name for one in self.rollout.versions if one.weight > 0]
         for name in (chosen, *(other for other in others if other != chosen)):
@@ -123,9 +130,20 @@ class Route:
                 version.router.sent(choice, ticket_tokens, prefix)
                 return Target(
                     route=self, version=name, model=version.model,
-                    backend=backend, choice=choice, permit=permit,
+                    backend=backend, permit=permit,
                 )  # fmt: skip
         return None
+
+    def _only(self, now: float, tried: Collection[str]) -> Target | None:
+        """The same where there is nothing to choose: no figures are read."""
+        [(name, version)] = self.versions.items()
+        [backend] = version.backends
+        if backend.name in tried or not backend.may_serve:
+            return None
+        permit = backend.breaker.may_pass(now)
+        if permit is None:
+            return None
+        return Target(route=self, version=name, model=version.model, backend=backend, permit=permit)
 
 
 @dataclass(frozen=True, slots=True)
