@@ -88,6 +88,7 @@ class WaitingLine(Generic[Entry]):
         }
         self._paused: dict[tuple[Band, Lane], list[Entry]] = {key: [] for key in self._fresh}
         self.num_bounded = 0  # choices that count against the bound of the line
+        self._num_in_band = dict.fromkeys(Band, 0)
 
     def __len__(self) -> int:
         return sum(self.num_in(band, lane) for band, lane in self._fresh)
@@ -105,7 +106,7 @@ class WaitingLine(Generic[Entry]):
         return sum(len(self._fresh[band, lane]) for band in Band)
 
     def has_in(self, band: Band) -> bool:
-        return any(self.num_in(band, lane) for lane in Lane)
+        return self._num_in_band[band] > 0
 
     def head(self, band: Band, lane: Lane) -> Entry | None:
         """The next of a lane: a paused one if there is any."""
@@ -121,6 +122,7 @@ class WaitingLine(Generic[Entry]):
 
     def push(self, entry: Entry) -> None:
         self._counters.enter(entry.tenant, entry.weight)
+        self._num_in_band[entry.band] += 1
         if entry.is_paused:
             insort(self._paused[entry.band, entry.lane], entry, key=rank_of)
         else:
@@ -137,6 +139,7 @@ class WaitingLine(Generic[Entry]):
         else:
             self._fresh[entry.band, entry.lane].remove(entry)
             self.num_bounded -= entry.size
+        self._num_in_band[entry.band] -= 1
         self._counters.leave(entry.tenant)
 
     def num_before(self, entry: Entry) -> int:
@@ -160,3 +163,5 @@ class WaitingLine(Generic[Entry]):
             assert all((one.band, one.lane) == (band, lane) for one in together)
             bounded += sum(entry.size for entry in entries)
         assert bounded == self.num_bounded, "the bound of the line is miscounted"
+        for band, num in self._num_in_band.items():
+            assert num == sum(self.num_in(band, lane) for lane in Lane), "a band is miscounted"
