@@ -24,6 +24,7 @@ from kvota.gateway.node_passage import PassedOn, pass_on
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.retries import Failure, failure_of_status
 from kvota.gateway.routes import Target
+from kvota.gateway.upstream.counting import estimate
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
 from kvota.gateway.upstream.foreign_desk import ticket_of
 from kvota.gateway.upstream.outgoing import outgoing_body, outgoing_headers, renamed_body
@@ -163,9 +164,11 @@ class Attempt:
         asked, backend = self._asked, self._target.backend
         if backend.desk is None:
             return asked.max_tokens or self._output_tokens_assumed
-        counted = await backend.counter(self._target.model).count(asked.content)
-        self._call.prompt_tokens = counted.tokens
-        left = max(backend.max_model_len - counted.tokens, 1)
+        tokens = estimate(asked.content)
+        if tokens > backend.estimate_max_tokens:
+            tokens = (await backend.counter(self._target.model).count(asked.content)).tokens
+        self._call.prompt_tokens = tokens
+        left = max(backend.max_model_len - tokens, 1)
         return asked.max_tokens or min(left, self._output_tokens_assumed)
 
     def _admitted(self, max_tokens: int) -> AbstractAsyncContextManager[Any]:

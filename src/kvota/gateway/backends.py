@@ -35,6 +35,7 @@ from kvota.telemetry.log import Log
 
 KV_TOKENS_UNKNOWN: Final = 100_000  # of a backend that says nothing and for which nothing is set
 MODEL_LEN_UNKNOWN: Final = 8192
+GUESSED_SHARE: Final = 64
 COUNTS_OLD_S: Final = 0.02
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
 
@@ -88,6 +89,14 @@ class Backend:
         """As far as its health goes; its breaker has a word of its own."""
         is_up = self.supervised is None or self.supervised.is_up
         return self.state.is_healthy and is_up and not self.is_draining
+
+    @property
+    def estimate_max_tokens(self) -> int:
+        """Prompts up to so long are priced by a guess, for half of it too much or too little is
+        next to nothing of this backend's KV; asking it costs another round trip.
+        """
+        capacity = self.state.capacity_tokens or self.entry.kv_tokens or KV_TOKENS_UNKNOWN
+        return capacity // GUESSED_SHARE
 
     def counter(self, model: str) -> PromptCounter:
         """How prompts for `model` are counted here."""

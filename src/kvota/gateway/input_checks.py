@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvota.core.errors import InvalidRequest, OutputTooLong
-from kvota.wire.decode import is_nested_deeper
+from kvota.wire.decode import DEPTH_MAX, is_nested_deeper
 from kvota.wire.openai import ChatRequest, CompletionRequest, GenerationFields, Message
 
 
@@ -73,6 +73,8 @@ def num_prompts(prompt: str | list[Any] | None) -> int:
 
 
 def _check_nesting(request: GenerationFields, nesting_max: int) -> None:
+    if nesting_max >= DEPTH_MAX:
+        return  # decoding has seen to that
     for name in request.__struct_fields__:
         if is_nested_deeper(getattr(request, name), nesting_max):
             raise InvalidRequest(

@@ -80,11 +80,12 @@ class GatewayMetrics:
         self._blocks = self._counter("abuse_blocks", "Callers shut out for a while.", "suspect")
         self._rollbacks = self._counter("rollbacks", "Versions taken out.", "model", "version")
         self._node_ends = self._counter("node_ends", "Ends of the node's process.", "why")
+        self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._reloads = self._counter("reloads", "Reloads of the settings.", "ending")
 
     def observe(self, call: Call) -> None:
         """Record one ended request."""
-        self._requests.labels(call.model, call.outcome.value).inc()
+        self._child(self._requests, call.model, call.outcome.value).inc()
         if call.code is not None and call.status in (401, 403, 429, 503):
             self._rejected.labels(call.code).inc()
         if call.caller is None and call.why is not None:
@@ -94,12 +95,12 @@ class GatewayMetrics:
         if call.ttft_s is not None:
             self._first_token_s.observe(call.ttft_s)
             self._request_s.observe(call.total_s)
-        self._prompt.labels(call.model).inc(call.prompt_tokens)
-        self._output.labels(call.model).inc(call.output_tokens)
+        self._child(self._prompt, call.model).inc(call.prompt_tokens)
+        self._child(self._output, call.model).inc(call.output_tokens)
 
     def attempt_ended(self, ended: Ended) -> None:
         ending = "ok" if ended.failure is None else ended.failure.value
-        self._attempts.labels(ended.backend, ending).inc()
+        self._child(self._attempts, ended.backend, ending).inc()
 
     def blocked(self, suspect: str) -> None:
         self._blocks.labels(suspect).inc()
@@ -116,6 +117,13 @@ class GatewayMetrics:
     def render(self) -> bytes:
         """The page in Prometheus text format."""
         return generate_latest(self._registry)
+
+    def _child(self, counter: Counter, *labels: str) -> Counter:
+        """What `counter.labels` gives, remembered: that takes locks, and labels are few."""
+        known = self._children.get((counter, labels))
+        if known is None:
+            known = self._children[counter, labels] = counter.labels(*labels)
+        return known
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{_PREFIX}_{name}", text, labels, registry=self._registry)

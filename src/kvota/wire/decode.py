@@ -43,6 +43,8 @@ class BodyDecoder(Generic[T]):
             raise _too_deep(_field_that_nests(body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+        if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+            return request  # too few to nest that deep, and most bodies are like that
         for name in self._names:
             if is_nested_deeper(getattr(request, name), DEPTH_MAX):
                 raise _too_deep(name)
