@@ -1,7 +1,7 @@
 """Published and reported figures; the entries of I are bug reports against other planners."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -101,6 +101,7 @@ def test_the_stage_with_most_layers_counts() -> None:
     assert KVLayout(groups=(group,), pipeline_parallel=2).bytes_per_token == 3 * 32
 
 
+@settings(deadline=None)
 @given(
     tokens=st.integers(1, 10_000),
     window=st.integers(1, 5_000),

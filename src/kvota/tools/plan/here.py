@@ -1,50 +1,82 @@
 """This machine as Hardware: what it may hold, and how fast it is, measured for half a second.
 
-Bandwidth: every usable core adds up an array of its own that no cache holds. Compute: numpy's
-largest f32 products. Where the CPU has int8 dot products (VNNI), int8 counts as 1.85 times that,
-the ratio in `model/precision.py` for steps of 64 sequences (202 against 109 ms); elsewhere the
-engine multiplies int8 weights in f32.
+Bandwidth: every usable core reads an array of its own that no cache holds. Compute: f32 products
+of numpy on every core by itself, the fastest of each, added up. Where the CPU has int8 dot
+products (VNNI), int8 counts as 1.85 times that, the ratio in `model/precision.py` for steps of 64
+sequences (202 against 109 ms); elsewhere the engine multiplies int8 weights in f32.
+
+It is measured in a process of its own, because the threads of a BLAS wait for each other: on a
+machine that does something else as well, they would measure that.
 """
 
 import os
 import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from kvota.sizing.memory import memory_limit
 from kvota.tools.plan.hardware import Arithmetic, Efficiency, Hardware
 
 _STREAM_BYTES: Final = 64 * 2**20  # of each core
-_SIDE: Final = 256  # of the square matrices: a product is over before somebody else wants the core
+_SIDE: Final = 256  # of the square matrices: a product is over before somebody wants the core
 _VNNI_GAIN: Final = 1.85
 _VNNI_FLAGS: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 _MEASURE_S: Final = 0.25
+_ONE_THREAD: Final[Mapping[str, str]] = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+}
 # The rates below are reached by real loops already; what remains is the engine's own time.
 _EFFICIENCY: Final = Efficiency(memory=0.8, compute=0.8, step_overhead_s=0.002)
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all usable cores together, per second."""
+
+    bytes_read: float
+    products: float  # f32 operations
+
+
 def this_machine(measure_s: float = _MEASURE_S) -> Hardware:
-    """Measure for about twice `measure_s`. Timings on a busy machine come out low."""
+    """Measures for about twice `measure_s`. On a busy machine rates come out low."""
     limit_bytes, limit_from = memory_limit()
-    cores = _usable_cores()
-    flops = _product_rate(measure_s)
+    rates = _measured_alone(measure_s)
     int8_gain = _VNNI_GAIN if _cpu_flags() & _VNNI_FLAGS else 1.0
     return Hardware(
         name="here",
-        title=f"this machine ({cores} cores)",
+        title=f"this machine ({_usable_cores()} cores)",
         source=f"{platform.machine()}, measured now with numpy",
         memory_bytes=limit_bytes,
         memory_from=limit_from,
-        bandwidth=_read_rate(cores, measure_s),
-        compute={Arithmetic.F32: flops, Arithmetic.I8: flops * int8_gain},
+        bandwidth=rates.bytes_read,
+        compute={Arithmetic.F32: rates.products, Arithmetic.I8: rates.products * int8_gain},
         is_gpu=False,
         efficiency=_EFFICIENCY,
     )
+
+
+def measure(measure_s: float) -> Rates:
+    """The rates, in this process. Its BLAS should have one thread."""
+    cores = _usable_cores()
+    return Rates(bytes_read=_read_rate(cores, measure_s), products=_product_rate(cores, measure_s))
+
+
+def _measured_alone(measure_s: float) -> Rates:
+    command = [sys.executable, "-m", "kvota.tools.plan.here", str(measure_s)]
+    ended = subprocess.run(
+        command, env={**os.environ, **_ONE_THREAD}, stdout=subprocess.PIPE, check=True
+    )
+    return msgspec.json.decode(ended.stdout, type=Rates)
 
 
 def _usable_cores() -> int:
@@ -65,15 +97,16 @@ def _read_rate(cores: int, measure_s: float) -> float:
         return cores * _STREAM_BYTES / _least_time(read_all, measure_s)
 
 
-def _product_rate(measure_s: float) -> float:
-    """f32 operations per second of a large matrix product."""
-    left = np.ones((_SIDE, _SIDE), np.float32)
-    out = np.empty_like(left)
+def _product_rate(cores: int, measure_s: float) -> float:
+    """f32 operations per second of matrix products, one after another on every core."""
 
-    def multiply() -> None:
-        np.matmul(left, left, out=out)
+    def rate_of_one(_: int) -> float:
+        left = np.ones((_SIDE, _SIDE), np.float32)
+        out = np.empty_like(left)
+        return 2 * _SIDE**3 / _least_time(lambda: np.matmul(left, left, out=out), measure_s)
 
-    return 2 * _SIDE**3 / _least_time(multiply, measure_s)
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(rate_of_one, range(cores)))
 
 
 def _least_time(work: Callable[[], object], measure_s: float) -> float:
@@ -100,3 +133,7 @@ def _cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure(float(sys.argv[1]))))

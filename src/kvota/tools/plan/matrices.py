@@ -70,7 +70,7 @@ class Matrix:
         if self.split is Split.WHOLE:
             return 1.0
         if self.split is Split.KV_HEADS:
-            return max(1, num_kv_heads // devices) / num_kv_heads
+            return -(-num_kv_heads // devices) / num_kv_heads
         return 1.0 / devices
 
 

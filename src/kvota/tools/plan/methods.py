@@ -55,6 +55,7 @@ class Method:
     router: Storage = field(default=Storage(16))
     flags: tuple[str, ...] = ()  # for `vllm serve`
     vllm_can: bool = True
+    needs_checkpoint: bool = False  # vLLM cannot quantize so while it loads
 
     def num_bytes(self, matrix: Matrix, *, is_tied: bool) -> float:
         """Of all `count` of it. `is_tied`: the embedding is the head too, and kept as well."""
@@ -145,6 +146,7 @@ _GPU: Final = (
         vocabulary=_F16,
         arithmetic=Arithmetic.I8,
         rank=2,
+        needs_checkpoint=True,
     ),
     Method(
         name="awq",
@@ -153,6 +155,7 @@ _GPU: Final = (
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
         rank=5,
+        needs_checkpoint=True,
     ),
     Method(
         name="gptq",
@@ -161,6 +164,7 @@ _GPU: Final = (
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
         rank=6,
+        needs_checkpoint=True,
     ),
     _gguf("Q8_0", _Q8_0, 1, head=_Q8_0),
     _gguf("Q6_K", _Q6_K, 3, head=_Q6_K),

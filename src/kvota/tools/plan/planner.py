@@ -175,7 +175,8 @@ class _Desk:
         concurrency, limited_by = pacing.most(num_typical)
         if concurrency > _GPU_SEQS and self.hardware.is_gpu:  # more logits to reserve for
             memory, num_typical = self._fitted(matrices, chunk, concurrency)
-            concurrency, limited_by = pacing.most(min(num_typical, concurrency))
+            if num_typical < concurrency:
+                concurrency, limited_by = pacing.most(num_typical)
         length = self._length(memory)
         return Plan(
             shape=self.shape,
@@ -234,7 +235,8 @@ class _Desk:
         if not self._num_fitting(memory, num_tokens):
             raise InsufficientMemory(
                 f"one request of {num_tokens:,} tokens needs {size(self._kv_bytes(num_tokens))} "
-                f"of KV, and {size(memory.kv_bytes)} are left."
+                f"of KV, and {size(memory.kv_bytes)} are left. Lower the longest length, or use "
+                "smaller weights, a smaller KV dtype, or more devices."
             )
 
     def _gpu_memory(self, matrices: tuple[Matrix, ...], limits: StepLimits) -> Memory:
@@ -328,7 +330,7 @@ class _Pacing:
         """
         hopeless = set(self.at(1).misses(self.workload))
         if len(hopeless) == len(Target):
-            return 1, "both targets, which one request misses already"
+            return 1, "both targets: one request alone misses them"
         high = max(1, min(fitting, CONCURRENCY_MAX, self.chunk // 2))
 
         def missed(concurrency: int) -> set[Target]:

@@ -122,7 +122,7 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
         yield Reason(
             "tensor parallel", str(choice.tensor_parallel), _why_parallel(best, plans, wanted)
         )
-    yield Reason("KV dtype", choice.cache_type.label, _why_cache(best, plans, wanted))
+    yield Reason("KV dtype", kv_name(choice.cache_type), _why_cache(best, plans, wanted))
     yield Reason("max_model_len", f"{best.max_model_len:,}", _why_length(best))
     yield Reason("max_num_seqs", f"{best.loaded.concurrency:,}", _why_seqs(best))
     yield Reason("max_num_batched_tokens", f"{best.max_num_batched_tokens:,}", _why_chunk(best))
@@ -220,10 +220,14 @@ def _nothing_fits(
         return refusals[-1] if refusals else ConfigError("there is nothing to choose from.")
     most = wanted.tensor_parallel or (wanted.devices_max if hardware.link is not None else 1)
     return InsufficientMemory(
-        f"{shape.name} does not fit on {most} × {hardware.title}, in any of the storages looked "
-        f"at. The last of them: {short[-1].message} Use larger devices, more of them, or a "
-        "smaller model."
+        f"{shape.name} does not fit on {most} × {hardware.title}, not even with the smallest "
+        f"weights looked at: {short[-1].message}"
     )
+
+
+def kv_name(cache_type: CacheType) -> str:
+    """As operators of vLLM write it."""
+    return "fp8" if cache_type is CacheType.F8 else cache_type.label
 
 
 def _devices(number: int) -> str:

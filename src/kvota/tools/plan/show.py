@@ -15,7 +15,7 @@ from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.matrices import matrices_of, num_active_params, num_params
 from kvota.tools.plan.methods import GPU_METHODS
 from kvota.tools.plan.planner import Pace, Plan
-from kvota.tools.plan.recommend import Reason, Recommendation
+from kvota.tools.plan.recommend import Reason, Recommendation, kv_name
 from kvota.tools.plan.snippets import kvota_toml, vllm_serve
 
 _INDENT: Final = (0, 0, 0, 2)
@@ -45,10 +45,10 @@ def show_side_by_side(
 ) -> None:
     """Plans beside each other; a text stands for one that cannot be."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     rows: dict[str, list[str]] = {}
     for index, (title, answer) in enumerate(columns):
-        table.add_column(escape(title), justify="right", overflow="fold")
+        table.add_column(escape(title.replace(",", "\n")), justify="right", overflow="fold")
         facts = _facts(answer.plan) if isinstance(answer, Recommendation) else {}
         for name in facts:
             rows.setdefault(name, [""] * len(columns))
@@ -109,21 +109,20 @@ def _workload_line(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    choice = plan.choice
-    replicas = f"{plan.replicas:,} replica{'s' if plan.replicas > 1 else ''}"
-    each = " each" if plan.replicas > 1 else ""
-    on = f"{choice.tensor_parallel} × {plan.hardware.title}"
+    stored = f"weights {plan.choice.method.name}, KV {kv_name(plan.choice.cache_type)}"
+    if plan.misses:
+        alone = plan.alone
+        return (
+            f"Nothing keeps the target for {' and '.join(plan.misses)}: one request alone takes "
+            f"{_seconds(alone.ttft_s)} to the first token and {_seconds(alone.tpot_s)} for each "
+            f"more. Nearest to it: {stored}"
+        )
+    on = f"{plan.choice.tensor_parallel} × {plan.hardware.title}"
     if not plan.hardware.is_gpu:
         on = plan.hardware.title if plan.replicas == 1 else "a machine like this"
-    take = f"{replicas} on {on}{each}: weights {choice.method.name}, KV {choice.cache_type.label}"
-    if not plan.misses:
-        return f"Take {take}"
-    alone = plan.alone
-    return (
-        f"No configuration keeps the target for {' and '.join(plan.misses)}: one request alone "
-        f"takes {_seconds(alone.ttft_s)} to the first token and {_seconds(alone.tpot_s)} for each "
-        f"more. Nearest to it: {take}"
-    )
+    several = plan.replicas > 1
+    replicas = f"{plan.replicas:,} replicas on {on} each" if several else f"1 replica on {on}"
+    return f"Take {replicas}: {stored}"
 
 
 def _reasons(reasons: Sequence[Reason]) -> Table:
@@ -192,7 +191,7 @@ def _compared(answer: Recommendation) -> Table:
             f"{choice.method.name}  [dim]{escape(choice.method.title)}[/dim]",
             size(plan.stored_bytes),
             f"{plan.replicas:,} × {choice.tensor_parallel}",
-            choice.cache_type.label,
+            kv_name(choice.cache_type),
             f"{plan.loaded.concurrency:,}",
             _seconds(plan.loaded.ttft_s),
             _seconds(plan.loaded.tpot_s),
@@ -220,8 +219,8 @@ def _facts(plan: Plan) -> dict[str, str]:
         "hardware": plan.hardware.name,
         "weights": f"{choice.method.name}, {size(plan.stored_bytes)}",
         "tensor parallel": str(choice.tensor_parallel),
-        "KV dtype": choice.cache_type.label,
-        "KV of a token, each device": size(plan.kv_bytes_per_token),
+        "KV dtype": kv_name(choice.cache_type),
+        "KV a token, each device": size(plan.kv_bytes_per_token),
         "KV memory, each device": size(plan.memory.kv_bytes),
         "max_model_len": f"{plan.max_model_len:,}",
         "typical requests that fit": f"{plan.num_typical:,}",
@@ -247,7 +246,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "weights": plan.choice.method.name,
         "weights_bytes": plan.stored_bytes,
         "tensor_parallel": plan.choice.tensor_parallel,
-        "kv_cache_dtype": plan.choice.cache_type.label,
+        "kv_cache_dtype": kv_name(plan.choice.cache_type),
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "memory": [
             {"bytes": line.num_bytes, "what": line.what, "known_from": line.known_from}

@@ -23,7 +23,10 @@ def vllm_serve(plan: Plan) -> str | None:
         options += [("--kv-cache-dtype", "fp8")]
     flags = plan.choice.method.flags
     lines = [shlex.join(("vllm", "serve", _served(plan), *flags)), *map(shlex.join, options)]
-    return " \\\n  ".join(lines)
+    command = " \\\n  ".join(lines)
+    if plan.choice.method.needs_checkpoint:
+        return f"# Name a checkpoint that is quantized with {plan.choice.method.name}:\n{command}"
+    return command
 
 
 def kvota_toml(plan: Plan) -> str:

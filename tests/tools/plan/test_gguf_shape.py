@@ -1,0 +1,58 @@
+"""GGUF: the header says what Hugging Face's config says, and the bytes are the file's own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvota.core.errors import ModelError
+from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, fetch
+from kvota.tools.plan.footprint import stored_bytes
+from kvota.tools.plan.gguf_shape import read_gguf
+from kvota.tools.plan.hf_shape import read_config
+from kvota.tools.plan.matrices import matrices_of, num_params
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_models import FAMILIES, tiny_architecture, write_safetensors
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_and_a_config_of_one_model_have_the_same_shape(
+    family: str, tied: bool, tmp_path: Path
+) -> None:
+    # A GGUF converter drops the windows of these families.
+    architecture = tiny_architecture(family, tied_embeddings=tied, sliding_window=None)
+    written = write_gguf(tmp_path / "tiny.gguf", architecture=architecture)
+    write_safetensors(tmp_path / "hf", architecture=architecture)
+    from_gguf, _ = read_gguf(written.path)
+    from_config = read_config(tmp_path / "hf")
+    assert from_gguf.kv_layout() == from_config.kv_layout()
+    assert matrices_of(from_gguf) == matrices_of(from_config)
+    number = sum(weight.size for weight in written.weights.values())
+    assert num_params(matrices_of(from_gguf)) == number
+
+
+def test_weights_take_what_the_tensors_take(tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "tiny.gguf", architecture=tiny_architecture("llama"))
+    shape, method = read_gguf(written.path)
+    four_bytes = 4 * sum(weight.size for weight in written.weights.values())
+    assert stored_bytes(matrices_of(shape), method) == four_bytes
+    assert method.title == "as in the file, mostly F32"
+
+
+@pytest.mark.model
+def test_the_default_model_takes_what_its_file_takes() -> None:
+    path = fetch(DEFAULT_MODEL, cache_dir_of(os.environ))
+    shape, method = read_gguf(path)
+    assert shape.kv_layout().bytes_per_token == 23_040
+    assert num_params(matrices_of(shape)) == 134_515_008
+    file_bytes = path.stat().st_size
+    # The rest of the file is its vocabulary and other metadata.
+    assert 0.97 < stored_bytes(matrices_of(shape), method) / file_bytes < 1
+
+
+def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGML" + bytes(100))
+    with pytest.raises(ModelError, match=r"x\.gguf: not a GGUF file"):
+        read_gguf(file)
