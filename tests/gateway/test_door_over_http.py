@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvota.gateway.caller import KeyLimits
+from kvota.telemetry.journal import read_journal
 from tests.support.fake_backend import FakeBackend, fails
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.http_client import CHAT
@@ -199,3 +200,19 @@ async def test_names_that_clients_make_up_grow_no_series(world: GatewayWorld) ->
             x_request_id=f"r{number}",
         )
     assert (await world.get("/metrics")).content.count(b"\n") - before <= 5
+
+
+async def test_the_journal_has_lengths_and_no_words(backend: FakeBackend, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    entry = vllm_entry("a", backend)
+    async with gateway_world(entry, models=[model_of("chat", "a")], journal=str(journal)) as world:
+        shared = "a long and private beginning " * 50
+        for question in ("one", "two"):
+            assert (await world.chat(shared + question, max_tokens=8)).status == 200
+        await world.chat(model="nothing")
+    lines = list(read_journal(journal.read_text().splitlines()))
+    assert [line.outcome for line in lines] == ["completed", "completed", "invalid"]
+    assert [(line.prompt_tokens, line.output_tokens) for line in lines[:2]] == [(5, 8), (5, 8)]
+    assert lines[0].prefix == lines[1].prefix != ()
+    assert lines[0].first_token_s is not None
+    assert "private" not in journal.read_text()

@@ -36,6 +36,7 @@ from kvota.gateway.policy.watch import Verdict
 from kvota.gateway.proxy import Parts
 from kvota.gateway.records import Records
 from kvota.gateway.stores import Stores
+from kvota.telemetry.journal import new_prefix_numbers
 from kvota.telemetry.log import Log
 
 NOTE_RELOADED: Final = (
@@ -177,8 +178,9 @@ class Gateway:
             arrivals=Arrivals(self._plan.edge, clock, time.time, self._chance),
             record=Records(
                 self.metrics, entrance, self._log, time.time,
-                usage=stores.usage, journal=stores.journal,
+                usage=stores.usage, journal=stores.journal, tracing=stores.tracing,
             ),
+            prefix_numbers=None if stores.journal is None else new_prefix_numbers(),
         )  # fmt: skip
         own = None if self.own is None else self.own.backend
         pages = Pages(

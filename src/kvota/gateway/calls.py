@@ -1,6 +1,6 @@
 """One request on its way through the gateway, and the record that is left of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kvota.core.errors import Outcome, Refusal
@@ -35,11 +35,13 @@ class Call:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    sent_s: float | None = None  # when the last attempt began
     queued_s: float | None = None
     first_token_s: float | None = None  # when it came
     ended_s: float = 0.0
     why: str | None = None  # for the log alone: why the door stayed shut, which rule was found
-    prefix: tuple[int, ...] = field(default=())  # for the journal
+    traceparent: str | None = None  # of the client's trace
+    prefix: tuple[int, ...] = ()  # for the journal
 
     @property
     def total_s(self) -> float:

@@ -118,7 +118,7 @@ class Dispatcher:
         Raises when this was the last one.
         """
         attempts.begin(target.backend.name)
-        began_s = self._clock.now()
+        call.sent_s = began_s = self._clock.now()
         attempt = Attempt(
             target, asked, call, exchange, self._clock, rules.filters,
             output_tokens_assumed=rules.settings.output_tokens_assumed,

@@ -135,6 +135,14 @@ def prompt_of(body: Body) -> Prompt:
     return Prompt(turns, system)
 
 
+def texts_of(body: Body) -> list[str]:
+    """All that a prompt says, in its order."""
+    if isinstance(body, ChatRequest):
+        return [text_of(one) for one in body.messages or []]
+    given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    return [one for one in given if isinstance(one, str)]
+
+
 def text_of(message: Message) -> str:
     content = message.content
     if isinstance(content, list):

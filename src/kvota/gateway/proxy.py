@@ -25,9 +25,10 @@ from kvota.edge.settings import EdgeSettings
 from kvota.gateway.attempts import Asked, Body
 from kvota.gateway.calls import Call, outcome_of_code
 from kvota.gateway.dispatch import Dispatcher
-from kvota.gateway.entrance import Entrance, Entry, standing_headers
+from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
 from kvota.gateway.live import Live, Rules, going_away
 from kvota.gateway.node_passage import PassedOn
+from kvota.telemetry.journal import PrefixNumbers
 from kvota.wire import checks, sse
 from kvota.wire.decode import BodyDecoder
 from kvota.wire.openai import ChatRequest, CompletionRequest
@@ -48,6 +49,7 @@ class Parts:
     chance: Random
     arrivals: Arrivals
     record: Callable[[Call], None]
+    prefix_numbers: PrefixNumbers | None = None  # for a journal
 
 
 class GatewayEndpoint(Generic[T]):
@@ -69,7 +71,7 @@ class GatewayEndpoint(Generic[T]):
                 await self._serve(exchange, call)
         except KvotaError as error:
             failure = told(error, exchange)
-            note_failure(call, failure)
+            note_failure(call, failure, is_stalled=exchange.is_stalled)
             await answer_failure(exchange, failure, parts.chance)
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
@@ -95,6 +97,8 @@ class GatewayEndpoint(Generic[T]):
             )  # fmt: skip
             call.is_stream = asked.is_stream
             call.num_choices, call.max_tokens = asked.num_choices, asked.max_tokens
+            if parts.prefix_numbers is not None:
+                call.prefix = parts.prefix_numbers.of(texts_of(body))
             await self._answer(asked, exchange, call, rules)
 
     async def _answer(self, asked: Asked, exchange: Exchange, call: Call, rules: Rules) -> None:
@@ -132,6 +136,7 @@ def new_call(name: str, scope: Scope, exchange: Exchange, parts: Parts) -> Call:
         endpoint=name,
         arrived_s=parts.clock.now(),
         address=client[0] if client else None,
+        traceparent=exchange.request_headers.get(b"traceparent", b"").decode("latin-1") or None,
     )
     exchange.headers.append((b"x-kvota-request-id", call.client_id.encode()))
     return call
@@ -144,14 +149,14 @@ def told(error: KvotaError, exchange: Exchange) -> KvotaError:
     return error
 
 
-def note_failure(call: Call, failure: BaseException) -> None:
+def note_failure(call: Call, failure: BaseException, *, is_stalled: bool = False) -> None:
     """Status, code and outcome, for the record."""
     if isinstance(failure, PassedOn):
         call.status, call.code = failure.status, failure.code
         call.outcome = outcome_of_code(failure.status, failure.code)
     elif isinstance(failure, ClientClosed):
         call.status, call.code = failure.status, failure.code
-        call.outcome = Outcome.CLIENT_CLOSED
+        call.outcome = Outcome.SLOW_READER if is_stalled else Outcome.CLIENT_CLOSED
     elif isinstance(failure, KvotaError):
         call.status, call.code = failure.status, error_code(failure)
         call.outcome = outcome_of(failure)

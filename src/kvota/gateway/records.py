@@ -15,13 +15,14 @@ from kvota.gateway.store.database import StoreUnusable
 from kvota.gateway.usage import UsageBook, UsageLine, day_of
 from kvota.telemetry.journal import VERSION, JournalLine, JournalWriter
 from kvota.telemetry.log import Log
+from kvota.telemetry.trace import RequestTimes, Tracing
 
 BLOCK_SIZE: Final = 16  # tokens: the unit in which usage counts what was held
 _REFUSED: Final = frozenset({Outcome.REFUSED, Outcome.QUEUE_TIMEOUT, Outcome.RATE_LIMITED})
 
 
 class Records:
-    """Called once for each request. `usage` and `journal` are None where they are not kept."""
+    """Called once for each request. `usage`, `journal`, `tracing`: None where nobody wants it."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Records:
         *,
         usage: UsageBook | None = None,
         journal: JournalWriter | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._metrics = metrics
         self._entrance = entrance
@@ -39,6 +41,7 @@ class Records:
         self._unix_time = unix_time
         self._usage = usage
         self._journal = journal
+        self._tracing = tracing
 
     def __call__(self, call: Call) -> None:
         self._entrance.note_end(call)
@@ -47,7 +50,10 @@ class Records:
             self._keep_usage(self._usage, call)
         if self._journal is not None:
             self._journal.write(self._journal_line(call))
-        self._log.info("request", **_fields(call))
+        fields = _fields(call)
+        if self._tracing is not None:
+            self._tracing.record(self._times(call, fields), call.traceparent)
+        self._log.info("request", **fields)
 
     def _keep_usage(self, usage: UsageBook, call: Call) -> None:
         assert call.caller is not None
@@ -66,6 +72,22 @@ class Records:
             usage.add(line)
         except StoreUnusable as error:
             self._log.error("usage lost", why=error.message)
+
+    def _times(self, call: Call, fields: dict[str, Any]) -> RequestTimes:
+        """The moments of a request, for a trace."""
+        sent_s = None if call.sent_s is None else call.sent_s - call.arrived_s
+        granted_s = None
+        if sent_s is not None and call.queued_s is not None:
+            granted_s = sent_s + call.queued_s
+        return RequestTimes(
+            arrived_unix_s=self._unix_time() - call.total_s,
+            queued_at_s=sent_s,
+            granted_at_s=granted_s,
+            first_token_at_s=call.ttft_s,
+            ended_at_s=call.total_s,
+            is_failed=call.outcome is not Outcome.COMPLETED,
+            attributes=fields,
+        )
 
     def _journal_line(self, call: Call) -> JournalLine:
         caller = call.caller
@@ -90,6 +112,7 @@ class Records:
             queued_s=_rounded(call.queued_s),
             first_token_s=_rounded(call.ttft_s),
             kv_block_seconds=_rounded(call.kv_block_seconds(BLOCK_SIZE)),
+            prefix=call.prefix,
         )
 
 

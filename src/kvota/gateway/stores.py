@@ -18,6 +18,7 @@ from kvota.gateway.store.usage import USAGE_TABLES, UsageStore
 from kvota.gateway.usage import UsageBook
 from kvota.telemetry.journal import JournalWriter
 from kvota.telemetry.log import Log
+from kvota.telemetry.trace import Tracing, new_tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Stores:
     limits: RateLimits
     usage: UsageBook
     journal: JournalWriter | None
+    tracing: Tracing | None  # None: nobody asked for traces
 
 
 def open_stores(
@@ -68,6 +70,7 @@ def open_stores(
         limits=RateLimits(_limit_store(settings, clock), clock, on_degraded=report),
         usage=usage,
         journal=_journal(settings.journal, closing),
+        tracing=_tracing(settings.trace_endpoint, closing),
     )
 
 
@@ -75,6 +78,14 @@ def _limit_store(settings: GatewaySettings, clock: Clock) -> LimitStore:
     if settings.limits_store is None:
         return MemoryLimitStore(clock)
     return RedisLimitStore(settings.limits_store)
+
+
+def _tracing(endpoint: str | None, closing: ExitStack) -> Tracing | None:
+    if endpoint is None:
+        return None
+    tracing = new_tracing(endpoint, service="kvota-gateway")
+    closing.callback(tracing.close)
+    return tracing
 
 
 def _journal(path: str | None, closing: ExitStack) -> JournalWriter | None:
