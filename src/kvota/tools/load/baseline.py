@@ -8,7 +8,7 @@ from kvota.tools.load.bench import ANSWER_PATIENCE_S, Bench, NothingServed, firs
 from kvota.tools.load.lag import Lag
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.schedule import Lengths, Shape
-from kvota.tools.load.words import MISSING, ms, p99
+from kvota.tools.load.words import MISSING, UNSURE, ms, p99
 from kvota.tools.report.charts import Bars, bar_chart, number
 from kvota.tools.report.html import Report, Section, Table
 
@@ -57,6 +57,7 @@ class Baseline:
         text = (
             "One request at a time, the next sent when the last is over; every prompt is new. "
             "Prompt tokens per second are prompt length over TTFT, so they hold all overhead."
+            f"\n\n{UNSURE}"
         )
         section = Section("Alone on the server", text, self._table(), [chart])
         return Report(
@@ -76,7 +77,7 @@ class Baseline:
 
     def _table(self) -> Table:
         header = (
-            "prompt + output", "requests", "TTFT p50 ms", "p95", "p99", "TPOT p50 ms", "p95",
+            "prompt + output", "num", "TTFT p50 ms", "p95", "p99", "TPOT p50 ms", "p95",
             "prompt tok/s", "output tok/s",
         )  # fmt: skip
         return Table(header, [_cells(row) for row in self.rows])

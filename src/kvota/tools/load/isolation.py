@@ -16,7 +16,7 @@ from kvota.tools.load.generator import Run
 from kvota.tools.load.percentiles import Spread, percentile
 from kvota.tools.load.schedule import Shape
 from kvota.tools.load.sweep import measure_alone
-from kvota.tools.load.words import ms, p99
+from kvota.tools.load.words import UNSURE, ms, p99
 from kvota.tools.report.charts import Bars, bar_chart
 from kvota.tools.report.html import Report, Section, Table
 
@@ -87,7 +87,7 @@ class Isolation:
             f"{self.rate_rps:.3g} short requests/s. A long request alone takes "
             f"{self.long_alone_s:.2f} s. Stall is the mean of the longest tenth of an answer's "
             f"gaps. Isolated means: p99 of both at most {RATIO_MAX:g} times what they are alone, "
-            "and every short request served."
+            f"and every short request served.\n\n{UNSURE}"
         )
         section = Section("Short requests", text, self._table(), [chart])
         return Report(
@@ -106,7 +106,7 @@ class Isolation:
         )
 
     def _table(self) -> Table:
-        header = ("beside short requests", "short", "unserved", "TTFT p50 ms", "p99",
+        header = ("beside", "short", "unserved", "TTFT p50 ms", "p99",
                   "TPOT p50 ms", "stall p99 ms", "long ended", "their p50 s")  # fmt: skip
         return Table(header, [_cells(one) for one in self.phases])
 

@@ -17,7 +17,7 @@ from kvota.tools.load.asked import Seen
 from kvota.tools.load.lag import Lag
 from kvota.tools.load.percentiles import Spread, percentile
 
-MISSED_SHARE = 0.95  # sent below this share of the offered rate: the target rate was missed
+MISSED_SHARE = 0.95  # of the requests due; fewer sent in time: the target rate was missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Measured:
 
     @property
     def is_rate_missed(self) -> bool:
-        return self.sent_rps < MISSED_SHARE * self.offered_rps
+        """Fewer requests left in the window than were due in it."""
+        return self.sent_rps * self.window_s < MISSED_SHARE * self.num_due
 
     @property
     def is_keeping_up(self) -> bool:

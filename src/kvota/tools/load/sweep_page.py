@@ -8,7 +8,7 @@ from kvota.tools.load.lag import SHARE_MAX
 from kvota.tools.load.measure import Measured
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.sweep import Sweep
-from kvota.tools.load.words import MISSING, ms, p99, share
+from kvota.tools.load.words import MISSING, UNSURE, ms, p99, share
 from kvota.tools.report.charts import Mark, Series, line_chart, number
 from kvota.tools.report.html import Report, Section, Table
 
@@ -38,7 +38,7 @@ def sweep_report(result: Sweep, facts: Mapping[str, str]) -> Report:
     if result.safe is not None:
         trials = sorted([*trials, result.safe], key=lambda one: one.offered_rps)
     sections = [
-        Section("Rates", HOW, Table(HEADER, [trial_cells(one) for one in trials])),
+        Section("Rates", HOW, _table(result, trials)),
         Section("Served well", charts=[_goodput_chart(result, trials)]),
         Section("Time to first token", charts=[_ttft_chart(result, trials)]),
         Section("Time per output token", charts=[_tpot_chart(result, trials)]),
@@ -48,6 +48,11 @@ def sweep_report(result: Sweep, facts: Mapping[str, str]) -> Report:
     return Report(
         "Sweep: where the knee is", facts, sections, verdict(result), is_bad=not result.is_good
     )
+
+
+def _table(result: Sweep, trials: Sequence[Measured]) -> Table:
+    rows = [trial_cells(one, "(plan)" if one is result.safe else "") for one in trials]
+    return Table(HEADER, rows)
 
 
 def verdict(result: Sweep) -> str:
@@ -72,10 +77,10 @@ def verdict(result: Sweep) -> str:
     return f"{text}: {settings}."
 
 
-def trial_cells(one: Measured) -> tuple[str, ...]:
+def trial_cells(one: Measured, note: str = "") -> tuple[str, ...]:
     """A trial as a row under HEADER."""
     return (
-        f"{one.offered_rps:.3g}" + (" (missed)" if one.is_rate_missed else ""),
+        f"{one.offered_rps:.3g} {'(missed)' if one.is_rate_missed else note}".rstrip(),
         share(one.attainment),
         f"{one.goodput_rps:.3g}",
         *(_three(one.ttft)),
@@ -194,8 +199,7 @@ def _detail_section(trials: Sequence[Measured]) -> Section:
     num_off = sum(one.num_off_length for one in trials)
     num_prompts = sum(one.num_off_prompt for one in trials)
     text = (
-        "p99 (≥ x): too few samples to bound it from above; it is at least x with 95 % confidence. "
-        "Queue is what the server says in x-kvota-queue-ms. Stall is the mean of the longest tenth "
+        f"{UNSURE}\n\nQueue is what the server says in x-kvota-queue-ms. Stall is the mean of the longest tenth "
         "of an answer's gaps.\n\n"
         f"Answers whose length the server did not tell (events were counted): {num_estimated}; "
         f"shorter or longer than was asked for: {num_off}; prompts that it counted differently: "

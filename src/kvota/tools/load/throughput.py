@@ -9,7 +9,7 @@ from kvota.tools.load.generator import Run
 from kvota.tools.load.measure import tokens_within
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.schedule import Shape
-from kvota.tools.load.words import ms, p99
+from kvota.tools.load.words import UNSURE, ms, p99
 from kvota.tools.report.charts import Mark, Series, line_chart, number
 from kvota.tools.report.html import Report, Section, Table
 
@@ -63,6 +63,7 @@ class Throughput:
             "Closed loop: as many requests are open as the row says, the next sent when one is "
             "over. The flat part begins at the smallest batch from which no larger one brings "
             f"{GAIN_MIN:.0%} more tokens per second for each doubling."
+            f"\n\n{UNSURE}"
         )
         section = Section("Tokens per second", text, self._table(), [speed, per_token])
         return Report(

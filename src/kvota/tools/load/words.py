@@ -6,6 +6,10 @@ from kvota.tools.load.percentiles import Spread
 from kvota.tools.report.charts import number
 
 MISSING = "–"
+UNSURE = (
+    "~ before a p99: of fewer than 368 samples. The true p99 may be any higher; the JSON has the "
+    "lower bound that holds with 95 % confidence."
+)
 
 
 def ms(seconds: float | None) -> str:
@@ -23,12 +27,10 @@ def share(value: float) -> str:
 
 
 def p99(spread: Spread | None) -> str:
-    """The p99 in milliseconds, and how far it can be believed."""
+    """The p99 in milliseconds; with a ~ where the samples are too few to bound it from above."""
     if spread is None:
         return MISSING
-    if spread.is_p99_sure:
-        return ms(spread.p99)
-    return f"{ms(spread.p99)} (≥ {ms(spread.p99_low)})"
+    return ms(spread.p99) if spread.is_p99_sure else f"~{ms(spread.p99)}"
 
 
 def mib(num_bytes: float) -> str:
