@@ -14,27 +14,27 @@ def new_budget(num_tokens: int = 100, **limits: int | float) -> StepBudget:
 def test_a_lone_long_prompt_may_take_everything() -> None:
     budget = new_budget()
     budget.open_prompts(has_long=True, has_others=False)
-    assert budget.room(500, wants_logprobs=False) == 100
+    assert budget.room(500, is_long=True, wants_logprobs=False) == 100
 
 
 def test_beside_others_long_prompts_share_their_share() -> None:
     budget = new_budget()
     budget.open_prompts(has_long=True, has_others=True)
-    assert budget.room(500, wants_logprobs=False) == 50
-    budget.take(50, 500, wants_logprobs=False)
-    assert budget.room(500, wants_logprobs=False) == 0
-    assert budget.room(20, wants_logprobs=False) == 20
+    assert budget.room(500, is_long=True, wants_logprobs=False) == 50
+    budget.take(50, is_long=True, wants_logprobs=False)
+    assert budget.room(500, is_long=True, wants_logprobs=False) == 0
+    assert budget.room(20, is_long=False, wants_logprobs=False) == 20
     assert budget.left_for_new == 50, "once it is served nothing more is kept for it"
 
 
 def test_short_prompts_leave_something_for_a_long_one_that_comes_after() -> None:
     budget = new_budget(16)
     budget.open_prompts(has_long=True, has_others=True)
-    assert budget.room(20, wants_logprobs=False) == 14
-    budget.take(14, 20, wants_logprobs=False)
-    assert budget.room(20, wants_logprobs=False) == 0
+    assert budget.room(20, is_long=False, wants_logprobs=False) == 14
+    budget.take(14, is_long=False, wants_logprobs=False)
+    assert budget.room(20, is_long=False, wants_logprobs=False) == 0
     assert budget.left_for_new == 0
-    assert budget.room(500, wants_logprobs=False) == 2
+    assert budget.room(500, is_long=True, wants_logprobs=False) == 2
 
 
 def test_decodes_leave_something_for_prompts_in_progress() -> None:
@@ -46,10 +46,10 @@ def test_decodes_leave_something_for_prompts_in_progress() -> None:
 def test_prompts_whose_logprobs_are_wanted_are_limited_together() -> None:
     budget = new_budget(max_prompt_logprob_tokens=12)
     budget.open_prompts(has_long=False, has_others=True)
-    assert budget.room(10, wants_logprobs=True) == 10
-    budget.take(10, 10, wants_logprobs=True)
-    assert budget.room(10, wants_logprobs=True) == 2
-    assert budget.room(10, wants_logprobs=False) == 10
+    assert budget.room(10, is_long=False, wants_logprobs=True) == 10
+    budget.take(10, is_long=False, wants_logprobs=True)
+    assert budget.room(10, is_long=False, wants_logprobs=True) == 2
+    assert budget.room(10, is_long=False, wants_logprobs=False) == 10
 
 
 @given(
@@ -68,8 +68,9 @@ def test_the_budget_is_never_exceeded_and_the_first_long_prompt_always_gets_some
     budget.open_prompts(has_long=bool(long), has_others=True)
     given_to: list[tuple[int, int]] = []
     for prompt in prompts:
-        room = budget.room(prompt, wants_logprobs=False)
-        budget.take(room, prompt, wants_logprobs=False)
+        is_long = budget.is_long(prompt)
+        room = budget.room(prompt, is_long=is_long, wants_logprobs=False)
+        budget.take(room, is_long=is_long, wants_logprobs=False)
         given_to.append((prompt, room))
     assert budget.left >= 0
     assert sum(room for _, room in given_to) + budget.left == after_decodes

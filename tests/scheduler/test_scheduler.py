@@ -99,6 +99,30 @@ def test_a_long_prompt_neither_stalls_a_stream_nor_a_short_request_nor_starves()
     assert_is_complete(long)
 
 
+def test_a_long_prompt_stays_long_to_its_last_chunk() -> None:
+    """Its last tokens alone would be a short prompt, older than all who came meanwhile."""
+    limits = SchedulerLimits(max_num_batched_tokens=16, long_prefill_threshold=32)
+    loop = StepLoop(num_blocks=200, limits=limits)
+    stream = loop.add(new_request("stream", TEXT[:5], 100))
+    decoding(loop, stream)
+    long = loop.add(new_request("long", TEXT[:70], 1, use_prefix_cache=False))
+    loop.step()
+    while not long.is_prompt_read:
+        assert chunk_sizes(loop)[only(long).id] <= 7, "half of what the decode leaves"
+        loop.step()
+
+
+def test_what_the_prefix_cache_holds_of_a_prompt_does_not_make_it_long() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=64, long_prefill_threshold=32)
+    loop = StepLoop(num_blocks=200, limits=limits)
+    loop.finish_all(new_request("first", TEXT[:80], 1))
+    stream = loop.add(new_request("stream", TEXT[60:65], 100))
+    decoding(loop, stream)
+    again = loop.add(new_request("again", [*TEXT[:80], 7, 8, 9], 1))
+    loop.step()
+    assert again.is_prompt_read
+
+
 def test_short_requests_that_keep_coming_do_not_starve_a_long_one() -> None:
     limits = SchedulerLimits(
         max_num_batched_tokens=16, long_prefill_threshold=16, max_running_requests=100

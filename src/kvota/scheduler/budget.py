@@ -22,7 +22,7 @@ class SchedulerLimits:
 
     max_num_batched_tokens: int = 512  # tokens of one step
     max_running_requests: int = 64  # sequences; a request for n choices counts n
-    long_prefill_threshold: int = 512  # a prompt is long while more than this remains to compute
+    long_prefill_threshold: int = 512  # a prompt is long with more than this to compute in all
     long_prefill_share: float = 0.5  # of the tokens that decodes leave, for long prompts together
     max_prompt_logprob_tokens: int = 128  # per step; each needs a whole row of logits
     min_run_tokens: int = 16  # sampled before a sequence may be preempted (again)
@@ -77,12 +77,16 @@ class StepBudget:
         self._long_room = max(1, int(share * self.left)) if self.left else 0
         self._kept_for_long = _kept(self.left) if has_long else 0
 
-    def is_long(self, num_remaining: int) -> bool:
-        return num_remaining > self._limits.long_prefill_threshold
+    def is_long(self, num_to_read: int) -> bool:
+        """Whether a prompt with so many tokens to compute, begun or not, is long.
 
-    def room(self, num_remaining: int, *, wants_logprobs: bool) -> int:
+        What remains of it does not matter: a long prompt's last part would overtake everybody.
+        """
+        return num_to_read > self._limits.long_prefill_threshold
+
+    def room(self, num_remaining: int, *, is_long: bool, wants_logprobs: bool) -> int:
         """How many of `num_remaining` prompt tokens may be computed in this step."""
-        if self.is_long(num_remaining):
+        if is_long:
             most = min(self.left, self._long_room)
         else:
             most = self.left - self._kept_for_long
@@ -90,10 +94,10 @@ class StepBudget:
             most = min(most, self._logprob_room)
         return max(0, min(most, num_remaining))
 
-    def take(self, num_tokens: int, num_remaining: int, *, wants_logprobs: bool) -> None:
-        """Use up what `room` allowed for the same `num_remaining`."""
+    def take(self, num_tokens: int, *, is_long: bool, wants_logprobs: bool) -> None:
+        """Use up what `room` allowed."""
         self.left -= num_tokens
-        if self.is_long(num_remaining):
+        if is_long:
             self._long_room -= num_tokens
             self._kept_for_long = 0
         if wants_logprobs:

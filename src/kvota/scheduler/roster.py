@@ -78,6 +78,7 @@ class Roster:
         sequence.move(Status.RUNNING)
         sequence.table = table
         sequence.num_tokens_at_start = len(sequence.tokens)
+        sequence.num_cached_at_start = table.num_computed
         self.num_slots += sequence.num_slots
         insort(self.running, sequence, key=rank_of)
         group = sequence.group

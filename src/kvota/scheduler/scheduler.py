@@ -285,7 +285,7 @@ class Scheduler:
     def _plan_prompts(self, draft: _Draft, prompts: list[Sequence]) -> None:
         budget = draft.budget
         still = [sequence for sequence in prompts if sequence.table is not None]
-        num_long = sum(budget.is_long(len(s.tokens) - s.num_computed) for s in still)
+        num_long = sum(budget.is_long(s.num_to_read) for s in still)
         runs_others = len(self._roster.running) > num_long
         has_others = runs_others or self._roster.line.num_in(Lane.SHORT) > 0
         budget.open_prompts(has_long=num_long > 0, has_others=has_others)
@@ -298,11 +298,12 @@ class Scheduler:
         assert table is not None
         tokens, start = sequence.tokens, table.num_computed
         wants_logprobs = sequence.wants_prompt_logprobs
-        remaining = len(tokens) - start
-        room = draft.budget.room(remaining, wants_logprobs=wants_logprobs)
+        budget = draft.budget
+        is_long = budget.is_long(sequence.num_to_read)
+        room = budget.room(len(tokens) - start, is_long=is_long, wants_logprobs=wants_logprobs)
         if room == 0:
             return
-        draft.budget.take(room, remaining, wants_logprobs=wants_logprobs)
+        budget.take(room, is_long=is_long, wants_logprobs=wants_logprobs)
         end = start + room
         sequence.planned_step = self._step
         draft.chunks.append(
@@ -339,7 +340,8 @@ class Scheduler:
         chain = None if wants_logprobs else sequence.chain
         num_cached = self._cache.match(chain) if chain is not None else 0
         remaining = len(sequence.tokens) - num_cached
-        return draft.budget.room(remaining, wants_logprobs=wants_logprobs) > 0
+        is_long = draft.budget.is_long(remaining)
+        return draft.budget.room(remaining, is_long=is_long, wants_logprobs=wants_logprobs) > 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self._victims.record(sequence)

@@ -67,6 +67,7 @@ class Sequence:
     table: BlockTable | None = None  # present exactly while RUNNING
     num_pending_forks: int = 0
     num_tokens_at_start: int = 0  # len(tokens) when it last began to run
+    num_cached_at_start: int = 0  # of those, already in KV then
     num_preemptions: int = 0
     num_given_up: int = 0  # tokens of KV lost in the last preemption
     planned_step: int = -1  # the last step that it had a chunk in
@@ -91,6 +92,11 @@ class Sequence:
     @property
     def num_computed(self) -> int:
         return self.table.num_computed if self.table is not None else 0
+
+    @property
+    def num_to_read(self) -> int:
+        """What it has or had to compute before it samples, since it last began to run."""
+        return len(self.tokens) - self.num_cached_at_start
 
     @property
     def num_slots(self) -> int:
