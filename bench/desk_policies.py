@@ -240,6 +240,7 @@ def _desk(workload: Workload, policy: str) -> DeskSettings:
         max_running_requests=RUNNING_MAX,
         max_waiting_queue=WAITING_MAX,
         long_request_threshold=DeskSettings().long_request_threshold // workload.length,
+        typical_output=DeskSettings().typical_output // workload.length,
         long_request_concurrency=16,
         preemptions_max=0,
         queue_timeout_s=workload.queue_timeout_s,

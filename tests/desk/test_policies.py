@@ -334,3 +334,9 @@ def test_running_length_is_lightllms_heuristic(
     policy = new_policy(DeskSettings(admission=Admission.RUNNING_LENGTH), forecast, 1)
     lease = Lease(10, produced, max_tokens)
     assert peak_of(policy, [lease], group) == 10 + produced + remaining
+
+
+def test_the_typical_output_of_running_length_can_be_set() -> None:
+    forecast, group = taught([])
+    chosen = DeskSettings(admission=Admission.RUNNING_LENGTH, typical_output=128)
+    assert peak_of(new_policy(chosen, forecast, 1), [Lease(10, 0, 1_000)], group) == 10 + 133

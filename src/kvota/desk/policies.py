@@ -38,7 +38,6 @@ from kvota.desk.settings import Admission, DeskSettings
 
 GRID_POINTS = 30
 OPTIMISTIC_WATERMARK = 0.01
-RUNNING_LENGTH_TYPICAL = 1024  # LightLLM's router_max_new_token_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def new_policy(settings: DeskSettings, forecast: Forecast, block_size: int) -> P
         case Admission.QUANTILE:
             return PointPeak(_quantile_of(forecast, settings.quantile), block_size)
         case Admission.RUNNING_LENGTH:
-            return PointPeak(_running_length, block_size)
+            return PointPeak(_running_length(settings.typical_output), block_size)
     raise ConfigError(f"unknown admission {settings.admission!r}")
 
 
@@ -253,9 +252,16 @@ def _quantile_of(forecast: Forecast, share: float) -> RemainingTokens:
     return remaining
 
 
-def _running_length(rows: Rows) -> IntArray:
-    """LightLLM's `get_tuple_tokens`, without its busy mode (which reserves everything)."""
-    total = np.maximum(1.1 * rows.produced, RUNNING_LENGTH_TYPICAL)
-    total = np.minimum(total, rows.produced + rows.left)
-    remaining: IntArray = (total - rows.produced - 1 + 6).astype(np.int64)
+def _running_length(typical: int) -> RemainingTokens:
+    """LightLLM's `get_tuple_tokens`, without its busy mode (which reserves everything).
+
+    `typical` is its router_max_new_token_len, 1024 unless set.
+    """
+
+    def remaining(rows: Rows) -> IntArray:
+        total = np.maximum(1.1 * rows.produced, typical)
+        total = np.minimum(total, rows.produced + rows.left)
+        found: IntArray = (total - rows.produced - 1 + 6).astype(np.int64)
+        return found
+
     return remaining

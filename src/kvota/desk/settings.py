@@ -24,6 +24,7 @@ class DeskSettings:
     admission: Admission = Admission.FORECAST
     risk: float = 2.0  # z: standard deviations kept free of the expected peak
     quantile: float = 0.6  # of a request's output length, for `admission = quantile`
+    typical_output: int = 1024  # tokens, for `admission = running_length`
     max_running_requests: int = 64  # a request for n choices counts n, here and in the line
     max_waiting_queue: int = 256  # 0: nobody waits
     long_request_threshold: int = 4000  # prompt tokens; a longer prompt goes to the long lane
@@ -55,6 +56,7 @@ class DeskSettings:
 
     def _check_counts(self) -> None:
         for name, least in (
+            ("typical_output", 1),
             ("max_running_requests", 1),
             ("max_waiting_queue", 0),
             ("long_request_threshold", 1),
