@@ -86,10 +86,7 @@ class StepBudget:
 
     def room(self, num_remaining: int, *, is_long: bool, wants_logprobs: bool) -> int:
         """How many of `num_remaining` prompt tokens may be computed in this step."""
-        if is_long:
-            most = min(self.left, self._long_room)
-        else:
-            most = self.left - self._kept_for_long
+        most = min(self.left, self._long_room) if is_long else self.left - self._kept_for_long
         if wants_logprobs:
             most = min(most, self._logprob_room)
         return max(0, min(most, num_remaining))
