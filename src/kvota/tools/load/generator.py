@@ -59,16 +59,15 @@ class Generator:
             origin_s = self._clock.now() + HEAD_START_S
             until_s = origin_s + duration_s + drain_s
             places = asyncio.Semaphore(self._in_flight_max)
-            following: list[asyncio.Task[Seen]] = []
-            never_sent: list[Seen] = []
+            outcomes: list[asyncio.Task[Seen] | Seen] = []
             for one in asked:
                 await self._sleep_until(origin_s + one.scheduled_s)
                 if await self._has_place(places, until_s):
                     task = self._follow(one, origin_s, until_s, places)
-                    following.append(asyncio.create_task(task))
+                    outcomes.append(asyncio.create_task(task))
                 else:
-                    never_sent.append(_never_sent(one, until_s - origin_s))
-            run.seen = [*await asyncio.gather(*following), *never_sent]
+                    outcomes.append(_never_sent(one, until_s - origin_s))
+            run.seen = [one if isinstance(one, Seen) else await one for one in outcomes]
         return run
 
     async def keep(
