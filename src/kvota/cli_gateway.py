@@ -14,6 +14,17 @@ from kvota.gateway.settings import BackendEntry, check_fleet
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.tools.server import ServerUnusable
 
+GATEWAY_FLAGS: Final = (
+    "config",
+    "host",
+    "port",
+    "cors_origin",
+    "heartbeat_s",
+    "drain_timeout_s",
+    "max_body_bytes",
+    "request_timeout_s",
+    "queue_timeout_s",
+)
 _UrlOption = Annotated[str, typer.Option(envvar="KVOTA_URL", help="The gateway's address.")]
 _KeyOption = Annotated[str | None, typer.Option(envvar="KVOTA_API_KEY", help="An operator's key.")]
 _URL: Final = "http://127.0.0.1:8000"
@@ -24,7 +35,7 @@ rollouts = typer.Typer(no_args_is_help=True, help="Versions of a model: weights,
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command()(with_settings(serve))
-    app.command()(with_settings(gateway))
+    app.command()(with_settings(gateway, only=GATEWAY_FLAGS))
     app.command()(reload)
     app.add_typer(rollouts, name="rollout")
 

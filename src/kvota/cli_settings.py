@@ -7,7 +7,7 @@ take the same flags, because the first starts the second.
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,10 +36,17 @@ ReadSettings = Callable[[], Config]
 """What flags, environment and file say now: the file is read anew by each call."""
 
 
-def with_settings(act: Callable[..., None]) -> Callable[..., None]:
-    """`act` as a command: its first parameter, a ReadSettings, becomes all flags of settings_of."""
+def with_settings(act: Callable[..., None], *, only: Collection[str] = ()) -> Callable[..., None]:
+    """`act` as a command: its first parameter, a ReadSettings, becomes the flags of settings_of.
+
+    `only`: names of flags; without it all of them.
+    """
     own = list(inspect.signature(act).parameters.values())[1:]
-    shared = list(inspect.signature(settings_of).parameters.values())
+    shared = [
+        one
+        for one in inspect.signature(settings_of).parameters.values()
+        if not only or one.name in only
+    ]
     names = {parameter.name for parameter in own}
 
     def command(**flags: Any) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvota.cli_settings import ReadSettings
 from kvota.config import ENVIRONMENT_PREFIX, Config
+from kvota.core.errors import ConfigError
 from kvota.edge.settings import EdgeSettings
 from kvota.gateway.node_life import Bounds
 from kvota.gateway.own_node import NodePlan
@@ -28,6 +29,8 @@ def run(read: ReadSettings, node: NodePlan | None) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
     settings = read()
     server = settings.server
+    if server.unix_socket is not None:
+        raise ConfigError("unix_socket is for `kvota node`; a gateway listens on host and port.")
 
     def reread() -> tuple[GatewaySettings, Fleet]:
         fresh = read()

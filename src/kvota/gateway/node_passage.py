@@ -14,7 +14,7 @@ from kvota.core.errors import KvotaError
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders
 from kvota.edge.trust import USAGE, USAGE_COMMENT, UsageReport, read_usage
-from kvota.gateway.calls import Call
+from kvota.gateway.calls import Call, outcome_of_code
 from kvota.gateway.upstream.connection import UpstreamReply
 from kvota.gateway.upstream.failures import BackendsWords, FailureKind
 
@@ -28,7 +28,6 @@ _PASSED: Final = (
 )
 _DONE: Final = b"data: [DONE]\n\n"
 _ERROR: Final = b'data: {"error":'
-_FULL: Final = frozenset({429, 503})
 
 
 class PassedOn(KvotaError):
@@ -41,11 +40,6 @@ class PassedOn(KvotaError):
         self.code = said.code or KvotaError.code  # type: ignore[misc]
         self.content = content
         self.headers = headers
-
-    @property
-    def is_full(self) -> bool:
-        """A refusal: there is no room now, and nothing is wrong."""
-        return self.status in _FULL
 
 
 async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
@@ -66,7 +60,7 @@ async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
 async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
     exchange.headers += [one for one in _passed(reply) if one[0] != b"content-type"]
     _measure(call, reply)
-    tail = _Tail()
+    tail = StreamEnd()
     while piece := await reply.read():
         if passed := tail.feed(piece):
             if call.first_token_s is None and tail.num_events:
@@ -79,10 +73,11 @@ async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
         raise reply.failure(FailureKind.CUT, "ended its stream in the middle")
     if tail.error is not None:
         call.code = BackendsWords.of(tail.error).code
+        call.outcome = outcome_of_code(200, call.code)
     await exchange.write(b"", last=True)
 
 
-class _Tail:
+class StreamEnd:
     """Cuts a stream between events, and takes the report off its end. Decodes nothing."""
 
     def __init__(self) -> None:
