@@ -199,8 +199,8 @@ def _detail_section(trials: Sequence[Measured]) -> Section:
     num_off = sum(one.num_off_length for one in trials)
     num_prompts = sum(one.num_off_prompt for one in trials)
     text = (
-        f"{UNSURE}\n\nQueue is what the server says in x-kvota-queue-ms. Stall is the mean of the longest tenth "
-        "of an answer's gaps.\n\n"
+        f"{UNSURE}\n\nQueue is what the server says in x-kvota-queue-ms. Stall is the mean of "
+        "the longest tenth of an answer's gaps.\n\n"
         f"Answers whose length the server did not tell (events were counted): {num_estimated}; "
         f"shorter or longer than was asked for: {num_off}; prompts that it counted differently: "
         f"{num_prompts}."
