@@ -108,11 +108,12 @@ def kv_memory(bill: VllmBill, utilization: float) -> int:
     """As `kv_bytes`. Raises InsufficientMemory when nothing is left."""
     memory = kv_bytes(bill, utilization)
     if memory <= 0:
+        others = f" and {_gib(bill.others_bytes)} other processes'" if bill.others_bytes else ""
         raise InsufficientMemory(
             f"The model leaves no memory for KV: of {_gib(bill.device_bytes)}, "
-            f"{_gib(bill.weight_bytes)} are weights, {_gib(bill.activation_bytes)} activations and "
-            f"{_gib(bill.others_bytes)} other processes'. Use more GPUs (tensor parallelism), "
-            "smaller weights (quantization), or end the other processes."
+            f"{_gib(bill.weight_bytes)} are weights, {_gib(bill.activation_bytes)} activations"
+            f"{others}. Use more or larger GPUs, or smaller weights (quantization)"
+            f"{', or end the other processes' if others else ''}."
         )
     return memory
 

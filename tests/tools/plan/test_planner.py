@@ -8,7 +8,8 @@ from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.kv.layout import CacheType
 from kvota.tools.plan.catalogue import known_device, known_model
 from kvota.tools.plan.methods import GPU_METHODS
-from kvota.tools.plan.planner import CONCURRENCY_MAX, Choice, Plan, Target, work_out
+from kvota.tools.plan.pace import CONCURRENCY_MAX, Target
+from kvota.tools.plan.planner import Choice, Plan, work_out
 from kvota.tools.plan.roofline import Bound
 from kvota.tools.plan.workload import Workload
 

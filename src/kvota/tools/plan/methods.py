@@ -132,7 +132,7 @@ _GPU: Final = (
     ),
     Method(
         name="fp8",
-        title="one scale an output",
+        title="8 bit",
         layer=Storage(8, output_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.F8,
@@ -141,7 +141,7 @@ _GPU: Final = (
     ),
     Method(
         name="int8",
-        title="W8A8, one scale an output",
+        title="8 bit, W8A8",
         layer=Storage(8, output_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.I8,
@@ -150,7 +150,7 @@ _GPU: Final = (
     ),
     Method(
         name="awq",
-        title="4 bit, groups of 128",
+        title="4 bit",
         layer=Storage(4, group=128, group_bits=20),
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
@@ -159,7 +159,7 @@ _GPU: Final = (
     ),
     Method(
         name="gptq",
-        title="4 bit, groups of 128",
+        title="4 bit",
         layer=Storage(4, group=128, group_bits=20, input_bits=32),
         vocabulary=_F16,
         arithmetic=Arithmetic.F16,
@@ -193,10 +193,10 @@ def _own(
 
 _OWN_INT8: Final = Storage(8, group=32, group_bits=16)
 _CPU: Final = (
-    _own("f32", "", _F32, 3),
-    _own("f16", "", _F16, 2),
-    _own("int8", "groups of 32", _OWN_INT8, 0),
-    _own("int4", "groups of 32", Storage(4, group=32, group_bits=32), 1, _OWN_INT8),
+    _own("f32", "exact", _F32, 3),
+    _own("f16", "16 bit", _F16, 2),
+    _own("int8", "8 bit", _OWN_INT8, 0),
+    _own("int4", "4 bit", Storage(4, group=32, group_bits=32), 1, _OWN_INT8),
 )
 
 GPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _GPU})

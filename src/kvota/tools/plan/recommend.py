@@ -124,7 +124,8 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
         )
     yield Reason("KV dtype", kv_name(choice.cache_type), _why_cache(best, plans, wanted))
     yield Reason("max_model_len", f"{best.max_model_len:,}", _why_length(best))
-    yield Reason("max_num_seqs", f"{best.loaded.concurrency:,}", _why_seqs(best))
+    at_once = "max_num_seqs" if best.hardware.is_gpu else "max_running_requests"
+    yield Reason(at_once, f"{best.loaded.concurrency:,}", _why_seqs(best))
     yield Reason("max_num_batched_tokens", f"{best.max_num_batched_tokens:,}", _why_chunk(best))
     yield Reason("replicas", f"{best.replicas:,}", _why_replicas(best))
 
@@ -136,9 +137,7 @@ def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
         return "comes nearest to the targets"
     finer = [plan for plan in plans if plan.choice.method.rank < best.choice.method.rank]
     if not finer:
-        others = {plan.choice.method.name for plan in plans if _cost(plan)[0] == 0}
-        only = len(others) == 1
-        return "the only one that keeps the targets" if only else "no coarser one saves a device"
+        return _why_finest(best, plans)
     nearest = min(finer, key=_cost)
     name = nearest.choice.method.name
     if nearest.misses:
@@ -146,6 +145,15 @@ def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
     if nearest.num_devices == best.num_devices:
         return f"as many devices as {name}, at a smaller cost of quality with its KV type"
     return f"{name} would take {_devices(nearest.num_devices)} instead of {best.num_devices}"
+
+
+def _why_finest(best: Plan, plans: Sequence[Plan]) -> str:
+    keeping = {plan.choice.method.name for plan in plans if not plan.misses}
+    if len(keeping) == 1:
+        return "the only one that keeps the targets"
+    if not best.hardware.is_gpu:
+        return "kvota's default, and nothing else saves a machine"
+    return "no coarser one saves a device"
 
 
 def _why_parallel(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:

@@ -14,11 +14,15 @@ from kvota.tools.plan.footprint import stored_bytes
 from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.matrices import matrices_of, num_active_params, num_params
 from kvota.tools.plan.methods import GPU_METHODS
-from kvota.tools.plan.planner import Pace, Plan
+from kvota.tools.plan.pace import Pace
+from kvota.tools.plan.planner import Plan
 from kvota.tools.plan.recommend import Reason, Recommendation, kv_name
 from kvota.tools.plan.snippets import kvota_toml, vllm_serve
 
 _INDENT: Final = (0, 0, 0, 2)
+_COMPARED_TITLE: Final = (
+    "Every storage of the weights at its best (devices: replicas × devices of one)"
+)
 
 
 def show(answer: Recommendation, console: Console) -> None:
@@ -29,15 +33,15 @@ def show(answer: Recommendation, console: Console) -> None:
     _section(console, _verdict(plan), _reasons(answer.reasons))
     _section(console, "Memory of each device", _memory(plan))
     _section(console, _speed_title(plan.hardware), _speed(plan))
-    _section(console, "Other storages of the weights, each at its best", _compared(answer))
+    _section(console, _COMPARED_TITLE, _compared(answer))
     if answer.too_large:
         console.print(f"  does not fit: {', '.join(answer.too_large)}")
     if plan.hardware.is_gpu:
         console.print(Padding(Text(_gguf_line(plan), style="dim"), _INDENT, expand=False))
     command = vllm_serve(plan)
     if command is not None:
-        _section(console, "Each replica", Text(command))
-    _section(console, "kvota.toml", Text(kvota_toml(plan).rstrip()))
+        _copyable(console, "Each replica", command)
+    _copyable(console, "kvota.toml", kvota_toml(plan))
 
 
 def show_side_by_side(
@@ -78,6 +82,13 @@ def _section(console: Console, title: str, body: RenderableType) -> None:
     console.print()
     console.print(Text(title, style="bold"))
     console.print(Padding(body, _INDENT, expand=False))
+
+
+def _copyable(console: Console, title: str, text: str) -> None:
+    """Never wrapped, and without a margin: it is meant to be copied."""
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(Text(text.rstrip()), soft_wrap=True)
 
 
 def _heading(plan: Plan) -> str:
@@ -183,7 +194,16 @@ def _pace_facts(pace: Pace) -> dict[str, str]:
 
 def _compared(answer: Recommendation) -> Table:
     table = _table(
-        "weights", "size", "devices", "KV", "at once", "TTFT", "TPOT", "tokens/s", "misses", right=8
+        "weights",
+        "size",
+        "replicas × devices",
+        "KV",
+        "at once",
+        "TTFT",
+        "TPOT",
+        "tokens/s",
+        "misses",
+        right=8,
     )
     for plan in answer.compared:
         choice = plan.choice
@@ -209,7 +229,7 @@ def _gguf_line(plan: Plan) -> str:
         for method in GPU_METHODS.values()
         if not method.vllm_can
     )
-    return f"as files for llama.cpp: {' · '.join(sizes)}"
+    return f"as GGUF: {' · '.join(sizes)}"
 
 
 def _facts(plan: Plan) -> dict[str, str]:
@@ -282,7 +302,7 @@ def _pace_json(pace: Pace) -> dict[str, Any]:
 def _table(first: str, *titles: str, right: int = 0) -> Table:
     """Columns of text, `right` of them flush right."""
     table = Table(box=None, show_header=any((first, *titles)), pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for number, title in enumerate(titles):
         table.add_column(title, justify="right" if number < right else "left")
     return table
