@@ -12,6 +12,7 @@ Public calls; `now` is seconds of the caller's clock and never goes back:
     release(ticket_id, outcome, now) -> leases      it has ended, and its blocks are back
     paused(lease_id, now) -> leases                 the blocks of a Pause are back
     tick(now) -> Ticked(granted, expired, overdue, pauses)
+    reconfigure(settings, now) -> leases            other limits, from now on
     position(ticket_id, now) · snapshot() · check()
 
 Calls that make room return the leases granted by it; whoever owns the desk starts them. A lease
@@ -30,6 +31,7 @@ from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import BandTurns, WaitingLine
 from kvota.desk.ledger import Ledger
 from kvota.desk.lessons import Lessons
+from kvota.desk.live_limits import Kept, check_change
 from kvota.desk.outlook import Outlook
 from kvota.desk.pace import Pace
 from kvota.desk.pauses import Pausing
@@ -73,6 +75,7 @@ class Desk:
         observer: DeskObserver | None = None,
     ) -> None:
         self._settings = settings
+        self._kept = Kept()
         self._forecast = forecast
         self._observer: DeskObserver = observer or Silence()
         self._ledger = Ledger(
@@ -211,6 +214,21 @@ class Desk:
         granted = self._grant_all(now, expired)
         return Ticked(granted, expired, overdue, self._ask_to_pause(now))
 
+    def reconfigure(self, settings: DeskSettings, now: float) -> list[Lease]:
+        """Go by other limits from now on. Returns what the room was granted to.
+
+        Lower limits take nothing away: what is beyond them leaves in its own time. Raises
+        ConfigError, and changes nothing, where `live_limits.py` says so.
+        """
+        largest = max((entry.size for entry in self._entries.values()), default=0)
+        check_change(self._settings, settings, largest=largest)
+        holders = self._holders
+        self._kept = Kept(holders.num_choices, holders.num_long, self._line.num_bounded)
+        self._settings = settings
+        for part in (self._turn, self._outlook, self._pausing, self._refusals):
+            part.follow(settings)
+        return self._grant_all(now)
+
     # --- views --------------------------------------------------------------------------------
 
     def position(self, ticket_id: str, now: float) -> Queued | None:
@@ -258,12 +276,13 @@ class Desk:
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
         self._line.check()
-        self._holders.check(self._settings)
+        self._holders.check(self._settings, self._kept)
         self._reading.check(self._holders)
         entries = self._entries
         assert {one.id for one in self._line} == _ids_in(entries, WAITING), "lost in line"
         assert {one.id for one in self._holders} == _ids_in(entries, HOLDING), "lost on the way"
-        assert self._line.num_bounded <= self._settings.max_waiting_queue, "the line is too long"
+        num_waiting_max = max(self._settings.max_waiting_queue, self._kept.num_waiting)
+        assert self._line.num_bounded <= num_waiting_max, "the line is too long"
         assert self._tally.arrived == self._tally.ended.total() + len(entries), "an ending is off"
         for entry in entries.values():
             assert (entry.outcome is not None) == (entry.stage is Stage.CLOSING)

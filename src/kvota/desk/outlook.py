@@ -87,6 +87,10 @@ class Outlook:
         self._room = _Room(0.0, 0.0, 0.0, 0)
         self._looked_s: float | None = None
 
+    def follow(self, settings: DeskSettings) -> None:
+        """Go by other limits from now on."""
+        self._settings = settings
+
     def joined(self, entry: Entry) -> None:
         """Learn what the tickets of a lane need."""
         if not entry.is_forecast:

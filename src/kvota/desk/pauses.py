@@ -70,6 +70,10 @@ class Pausing:
         share = settings.pause_waste_max
         self.budget = PauseBudget(share, share * ledger.capacity_tokens)
 
+    def follow(self, settings: DeskSettings) -> None:
+        """Go by other limits from now on."""
+        self._settings = settings
+
     def choose(self, now: float) -> Sequence[Entry]:
         """The leases to pause now, for the first short ticket; mostly none."""
         head = self._first_short()

@@ -31,6 +31,10 @@ class Refusals:
         self._tally = tally
         self._reading = reading
 
+    def follow(self, settings: DeskSettings) -> None:
+        """Go by other limits from now on."""
+        self._settings = settings
+
     def impossible(self, entry: Entry) -> Refused | None:
         """It could not run if it were alone."""
         ticket, capacity = entry.ticket, self._ledger.capacity_tokens

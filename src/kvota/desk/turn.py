@@ -17,6 +17,7 @@ from kvota.core.request import Band
 from kvota.desk.entry import Entry
 from kvota.desk.lanes import BandTurns, WaitingLine
 from kvota.desk.ledger import Ledger
+from kvota.desk.live_limits import Kept
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.desk.ticket import Lane
 
@@ -51,16 +52,18 @@ class Holders:
         self.num_choices -= entry.size
         self.num_long -= entry.lane is Lane.LONG
 
-    def check(self, settings: DeskSettings) -> None:
+    def check(self, settings: DeskSettings, kept: Kept) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
         self._ledger.check()
         assert len(self._ledger) == len(self._entries)
         assert all(lease_id in self._ledger for lease_id in self._entries)
         assert all(entry.holds_kv for entry in self)
         assert self.num_choices == sum(entry.size for entry in self)
-        assert self.num_choices <= settings.max_running_requests, "more run than may"
+        num_choices_max = max(settings.max_running_requests, kept.num_choices)
+        assert self.num_choices <= num_choices_max, "more run than may"
         assert self.num_long == sum(entry.lane is Lane.LONG for entry in self)
-        assert self.num_long <= settings.long_request_concurrency, "more long ones than may"
+        num_long_max = max(settings.long_request_concurrency, kept.num_long)
+        assert self.num_long <= num_long_max, "more long ones than may"
         if settings.admission is Admission.RESERVE:
             assert self._ledger.peak() <= self._ledger.capacity_tokens, "more is lent than is there"
 
@@ -87,6 +90,10 @@ class Turn:
         self._holders = holders
         self._line = line
         self._bands = bands
+
+    def follow(self, settings: DeskSettings) -> None:
+        """Go by other limits from now on."""
+        self._settings = settings
 
     def next(self) -> Entry | None:
         """The ticket that is to be granted now, if any."""

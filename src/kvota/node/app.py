@@ -4,6 +4,7 @@
     /tokenize  /detokenize  /tokenizer_info    the tokenizer by itself
     /v1/models  /v1/models/{id}
     /v1/requests  /admin/requests              where every request is, and DELETE to end one
+    /admin/desk                                the desk's limits, to read and to change
     /health  /ready  /metrics                  alive · will accept work · Prometheus
 
 Reading `create_app` is reading how the parts are put together; nothing else in `node/` builds one.
@@ -31,6 +32,7 @@ from kvota.edge.exchange import Exchange
 from kvota.edge.problems import ErrorPages, error_headers, error_response
 from kvota.node.about import About
 from kvota.node.comeback import Comeback
+from kvota.node.desk_admin import DeskAdmin, desk_routes
 from kvota.node.generating import Edge, GeneratingEndpoint
 from kvota.node.intake import Intake
 from kvota.node.live_requests import LiveRequests
@@ -59,12 +61,14 @@ def create_app(
     unix_time: Callable[[], float] = time.time,
     lane_of: Callable[[Request], str] = lambda _: "short",
     report_stall: ReportStall = tell_nobody,
+    desk: DeskAdmin | None = None,
 ) -> Starlette:
     """The application of one node.
 
     `served` gives the model, or raises Refused while it loads; `comeback` is the runner's. `record`
     is called exactly once for each request to a generating path, whatever becomes of it;
     `report_stall` when a probe of /ready finds the engine stuck, and when one finds that it moves.
+    Without `desk` there is no /admin/desk.
     """
     bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
     intake = Intake(served, settings, bench, chance)
@@ -87,6 +91,7 @@ def create_app(
             *_text_routes(texts, edge),
             *_about_routes(about),
             *_request_routes(LiveRequests(runner, trusts_gateway=settings.trusts_gateway)),
+            *(desk_routes(desk, settings, chance) if desk is not None else ()),
         ],
         middleware=_middleware(settings),
         exception_handlers={

@@ -33,6 +33,7 @@ from kvota.core.errors import (
 )
 from kvota.core.request import Delta, Ended, EngineEvent, Event, Paused, Request
 from kvota.desk.desk import Desk
+from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Stage, Ticked, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
 from kvota.engine.lateness import no_first_token, not_begun, not_complete
@@ -182,6 +183,10 @@ class EngineRunner:
         if isinstance(verdict, Granted):
             self._start(verdict.lease)
         return stream
+
+    def reconfigure(self, settings: DeskSettings) -> None:
+        """Let the desk go by other limits, and start whatever they let in. Raises ConfigError."""
+        self._start_all(self._desk.reconfigure(settings, self._now))
 
     def cancel(self, request_id: str) -> bool:
         stream = self._streams.get(request_id)

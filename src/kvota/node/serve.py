@@ -37,6 +37,7 @@ from kvota.model.load import LoadedModel, load_model
 from kvota.model.sampler import Sampler
 from kvota.node.app import create_app
 from kvota.node.comeback import Comeback, process_age_s
+from kvota.node.desk_admin import DeskAdmin
 from kvota.node.embedding.serve import embeds, load_embedding_node, serve_embeddings
 from kvota.node.options import (
     DeskOptions,
@@ -287,6 +288,11 @@ def build_node(
         chance=SystemRandom(),
         lane_of=lambda request: lane_of(len(request.prompt), desk.settings).value,
         report_stall=stall_log(log),
+        desk=DeskAdmin(
+            lambda: desk.settings,
+            runner.reconfigure,
+            running_max=engine_settings.max_running_requests,
+        ),
     )
     return Node(app, runner, engine)
 
