@@ -7,6 +7,7 @@ whole process.
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,18 @@ from kvota.kv.layout import CacheType
 from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, fetch
 from kvota.model.load import load_model
 from kvota.sizing.memory import draw_bill
-from kvota.tools.plan.hardware import Arithmetic, Hardware
 from kvota.tools.plan.methods import CPU_METHODS
 from kvota.tools.plan.planner import Choice, Plan, work_out
 from kvota.tools.plan.question import read_model
 from kvota.tools.plan.workload import Workload
+from tests.support.plan_machine import CPU
 from tests.support.tiny_models import write_safetensors
 
 LIMIT_BYTES = 2 * 10**9  # small, so that the model matters
 
 LOAD = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import kvota.node.serve
 from kvota.model.load import load_model
@@ -48,16 +50,7 @@ def measured(path: Path) -> tuple[int, int]:
 
 def planned(path: Path) -> Plan:
     shape, _ = read_model(str(path))
-    machine = Hardware(
-        name="here",
-        title="a machine of 2 GB",
-        source="test",
-        memory_bytes=LIMIT_BYTES,
-        memory_from="test",
-        bandwidth=20e9,
-        compute={Arithmetic.F32: 200e9, Arithmetic.I8: 370e9},
-        is_gpu=False,
-    )
+    machine = replace(CPU, memory_bytes=LIMIT_BYTES)
     return work_out(shape, machine, Workload(), Choice(CPU_METHODS["int8"]))
 
 

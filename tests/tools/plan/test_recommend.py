@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvota.core.errors import InsufficientMemory
+from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.kv.layout import CacheType
 from kvota.tools.plan.catalogue import devices, known_device, known_model, models
 from kvota.tools.plan.methods import GPU_METHODS
 from kvota.tools.plan.recommend import Recommendation, Wanted, recommend
 from kvota.tools.plan.workload import Workload
+from tests.support.plan_machine import CPU
 
 
 def ask(model: str, device: str, wanted: Wanted | None = None, **workload: float) -> Recommendation:
@@ -101,3 +102,16 @@ def test_no_compared_plan_keeps_the_targets_on_fewer_devices(
         if not other.misses:
             assert not best.misses
             assert best.num_devices <= other.num_devices
+
+
+@pytest.mark.parametrize(
+    ("model", "lacking"),
+    [
+        ("deepseek-v2-lite", "no latent attention and no experts"),
+        ("mixtral-8x7b", "no experts"),
+        ("gemma-3-270m", "no norms after a layer's parts"),
+    ],
+)
+def test_what_our_own_engine_cannot_run_is_not_planned_on_a_cpu(model: str, lacking: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot run {model}: it has {lacking}"):
+        recommend(known_model(model), CPU, Workload())

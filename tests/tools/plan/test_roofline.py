@@ -10,8 +10,9 @@ from kvota.kv.layout import CacheType
 from kvota.tools.plan.catalogue import known_device, known_model
 from kvota.tools.plan.hardware import IDEAL, Efficiency
 from kvota.tools.plan.matrices import matrices_of
-from kvota.tools.plan.methods import GPU_METHODS
+from kvota.tools.plan.methods import CPU_METHODS, GPU_METHODS
 from kvota.tools.plan.roofline import Bound, Roofline, Step
+from tests.support.plan_machine import CPU
 
 
 def roofline(
@@ -159,3 +160,22 @@ def test_more_work_never_takes_less_time(
     for name in ("prompt_tokens", "prompt_context", "num_decoding", "decode_context"):
         more = replace(step, **{name: getattr(step, name) + 50})
         assert line.time(more).total_s >= least
+
+
+# `kvota.tools.plan.here` names this measurement: SmolLM2-135M in int8 on two threads of an EPYC.
+@pytest.mark.parametrize(
+    ("step", "measured_ms"),
+    [
+        (Step(num_decoding=1, decode_context=128), 14.0),
+        (Step(num_decoding=4, decode_context=128), 17.2),
+        (Step(num_decoding=16, decode_context=128), 33.8),
+        (Step(num_decoding=64, decode_context=128), 119.0),
+        (Step(prompt_tokens=512, prompt_context=256, num_prompts_ended=1), 310.0),
+    ],
+)
+def test_our_own_engine_is_as_fast_as_was_measured(step: Step, measured_ms: float) -> None:
+    shape = known_model("smollm2-135m")
+    own = Roofline(
+        shape=shape, matrices=matrices_of(shape), method=CPU_METHODS["int8"], hardware=CPU
+    )
+    assert own.time(step).total_s * 1000 == pytest.approx(measured_ms, rel=0.15)

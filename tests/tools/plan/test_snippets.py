@@ -8,23 +8,13 @@ import pytest
 from kvota.config import load
 from kvota.kv.layout import CacheType
 from kvota.tools.plan.catalogue import known_device, known_model
-from kvota.tools.plan.hardware import Arithmetic, Hardware
+from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.methods import GPU_METHODS
 from kvota.tools.plan.planner import Plan
 from kvota.tools.plan.recommend import Wanted, recommend
 from kvota.tools.plan.snippets import kvota_toml, vllm_serve
 from kvota.tools.plan.workload import Workload
-
-CPU = Hardware(
-    name="here",
-    title="this machine (2 cores)",
-    source="test",
-    memory_bytes=16 * 10**9,
-    memory_from="test",
-    bandwidth=20e9,
-    compute={Arithmetic.F32: 200e9, Arithmetic.I8: 370e9},
-    is_gpu=False,
-)
+from tests.support.plan_machine import CPU
 
 
 def planned(model: str, hardware: Hardware, wanted: Wanted | None = None, users: int = 16) -> Plan:

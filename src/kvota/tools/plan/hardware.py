@@ -26,6 +26,8 @@ class Efficiency:
     memory: float = 0.8
     compute: float = 0.6
     step_overhead_s: float = 0.001  # scheduling, launches, sampling
+    layer_s: float = 0.0  # the same that grows with the layers
+    sequence_layer_s: float = 0.0  # and with every decoding sequence as well
     collective_s: float = 10e-6  # latency of one all-reduce
 
 

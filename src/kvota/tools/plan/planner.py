@@ -105,6 +105,8 @@ class Plan:
 def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: Choice) -> Plan:
     """Raises InsufficientMemory when it does not fit, ConfigError when it cannot be."""
     check_parallel(shape, choice.tensor_parallel)
+    if not hardware.is_gpu:
+        _check_own_engine(shape)
     wanted = workload.longest_tokens
     if wanted is not None and wanted > shape.max_position:
         raise ConfigError(
@@ -117,6 +119,22 @@ def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: 
             f"most {shape.max_position:,}."
         )
     return _Configuration(shape, hardware, workload, choice).plan()
+
+
+def _check_own_engine(shape: ModelShape) -> None:
+    """Raises ConfigError for arithmetic that kvota's CPU engine does not have."""
+    lacks = {
+        "latent attention": shape.latent is not None,
+        "experts": shape.experts is not None,
+        "attention sinks": shape.has_sinks,
+        "norms after a layer's parts": shape.norms_per_layer > 2,
+    }
+    missing = [name for name, is_needed in lacks.items() if is_needed]
+    if missing:
+        raise ConfigError(
+            f"kvota's own engine, which serves on a CPU, cannot run {shape.name}: it has no "
+            f"{' and no '.join(missing)}. Name a GPU with --hardware."
+        )
 
 
 @dataclass(frozen=True, slots=True)

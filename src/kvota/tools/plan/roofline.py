@@ -8,6 +8,7 @@ bytes       the weights once a step (of experts those that some token takes), th
             by every decoding sequence and written for every token
 network     two all-reduces a layer of a step's hidden states in 16 bits, each moving
             2·(n − 1)/n of them over the link of every device
+overhead    what a step costs whatever is in it, and on a CPU every layer and decoding sequence
 """
 
 from dataclasses import dataclass
@@ -89,8 +90,13 @@ class Roofline:
             compute_s=self._operations(step) / self.tensor_parallel / rate,
             memory_s=self._bytes(step) / (self.hardware.bandwidth * efficiency.memory),
             network_s=self._network_s(step),
-            overhead_s=efficiency.step_overhead_s,
+            overhead_s=self._overhead_s(step),
         )
+
+    def _overhead_s(self, step: Step) -> float:
+        efficiency = self.hardware.efficiency
+        per_layer = efficiency.layer_s + efficiency.sequence_layer_s * step.num_decoding
+        return efficiency.step_overhead_s + self.shape.num_layers * per_layer
 
     def _operations(self, step: Step) -> float:
         sampled = step.num_decoding + step.num_prompts_ended
