@@ -70,6 +70,7 @@ def test_where_nothing_keeps_the_targets_the_nearest_is_shown() -> None:
     answer = ask("llama-2-70b", "t4", tpot_s=0.005)
     assert answer.plan.misses
     assert why(answer, "weights") == "comes nearest to the targets"
+    assert why(answer, "replicas") == "no number of them makes one request faster"
 
 
 def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:

@@ -127,7 +127,10 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
     at_once = "max_num_seqs" if best.hardware.is_gpu else "max_running_requests"
     yield Reason(at_once, f"{best.loaded.concurrency:,}", _why_seqs(best))
     yield Reason("max_num_batched_tokens", f"{best.max_num_batched_tokens:,}", _why_chunk(best))
-    yield Reason("replicas", f"{best.replicas:,}", _why_replicas(best))
+    if best.misses:
+        yield Reason("replicas", "–", "no number of them makes one request faster")
+    else:
+        yield Reason("replicas", f"{best.replicas:,}", _why_replicas(best))
 
 
 def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:

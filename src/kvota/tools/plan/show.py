@@ -188,7 +188,7 @@ def _pace_facts(pace: Pace) -> dict[str, str]:
         "each more (TPOT)": _seconds(pace.tpot_s),
         "  waits for ": pace.decode_bound.value,
         "output tokens/s": f"{pace.output_tokens_per_s:,.0f}",
-        "requests/s": f"{pace.requests_per_s:,.2f}",
+        "requests/s": f"{pace.requests_per_s:,.3g}",
     }
 
 
@@ -196,7 +196,7 @@ def _compared(answer: Recommendation) -> Table:
     table = _table(
         "weights",
         "size",
-        "replicas × devices",
+        "devices",
         "KV",
         "at once",
         "TTFT",
