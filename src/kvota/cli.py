@@ -64,11 +64,7 @@ def root(
 
 @app.command()
 @with_settings
-def node(
-    read: ReadSettings,
-    *,
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
-) -> None:
+def node(read: ReadSettings) -> None:
     """Serve MODEL without a gateway in front: desk and engine alone."""
     # Imported here: it brings in OpenVINO, which no other command needs.
     from kvota.node.serve import run
@@ -76,7 +72,7 @@ def node(
     settings = read()
     cache = _cache_dir(settings.model.cache_dir)
     parts = (settings.model, settings.engine, settings.desk, settings.server)
-    sys.exit(run(*parts, cache, embeddings=settings.embeddings, supervised=supervised))
+    sys.exit(run(*parts, cache, embeddings=settings.embeddings))
 
 
 @app.command()

@@ -59,12 +59,12 @@ def run(read: ReadSettings, node: NodePlan | None) -> int:
 
 
 def node_plan(settings: Config) -> NodePlan:
-    """The node that `kvota serve` starts: `kvota node` with a file of the settings as they are."""
+    """The node that `kvota serve` starts, with a file of the settings as they are."""
 
     def command(directory: Path, socket: Path) -> Sequence[str]:
         file = directory / "node.toml"
         file.write_text(node_toml(settings, socket), "utf-8")
-        return (sys.executable, "-m", "kvota", "node", "--config", str(file), "--supervised")
+        return (sys.executable, "-m", "kvota.child", str(file))
 
     server, own = settings.server, settings.gateway
     return NodePlan(

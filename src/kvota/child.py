@@ -1,0 +1,45 @@
+"""The node that a gateway has started: `python -m kvota.child FILE`, with its settings in FILE.
+
+The same as `kvota node --config FILE`, without the other commands, which would only take time to
+load. How the two processes hold on to each other: `edge/supervision.py`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from kvota.config import load
+from kvota.core.errors import KvotaError
+from kvota.model.catalog import cache_dir_of
+from kvota.node.serve import run
+
+EXIT_STARTUP_FAILED: Final = 2
+
+
+def main(file: Path) -> int:
+    """Serve until told to stop. Returns the exit status; errors are told on standard error."""
+    try:
+        settings = load(file=file)
+        chosen = settings.model.cache_dir
+        return run(
+            settings.model,
+            settings.engine,
+            settings.desk,
+            settings.server,
+            Path(chosen).expanduser() if chosen else cache_dir_of(os.environ),
+            embeddings=settings.embeddings,
+            supervised=True,
+        )
+    except KvotaError as error:
+        Console(stderr=True, highlight=False).print(
+            f"[bold]kvota cannot start.[/bold] {escape(error.message)}", soft_wrap=True
+        )
+        return EXIT_STARTUP_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
