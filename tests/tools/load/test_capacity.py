@@ -13,6 +13,10 @@ def test_places_for_whoever_comes_and_a_line_that_moves_in_time() -> None:
     assert cap.settings == {"max_running_requests": 7, "max_waiting_queue": 6}
 
 
+def test_whoever_finds_all_places_taken_by_chance_may_wait() -> None:
+    assert cap_for(safe_rps=0.5, in_flight_p99=2, ttft_slo_s=1, idle_ttft_s=0.1) == Cap(3, 1)
+
+
 def test_an_slo_that_leaves_no_time_to_wait_leaves_no_line() -> None:
     assert cap_for(safe_rps=9, in_flight_p99=0, ttft_slo_s=1, idle_ttft_s=1.5) == Cap(1, 0)
 

@@ -127,5 +127,5 @@ def test_a_queue_that_grows_is_not_keeping_up_although_no_limit_is_broken_yet() 
 
 def test_an_empty_run_has_no_figures_and_no_failures() -> None:
     one = measure([], 1.0, (0, 10), SLO, Lag())
-    assert (one.num_due, one.attainment, one.ttft) == (0, 1.0, None)
+    assert (one.num_due, one.attainment, one.ttft) == (0, 0.0, None)
     assert not one.is_rate_missed

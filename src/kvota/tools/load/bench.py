@@ -9,7 +9,7 @@ from typing import Protocol
 from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError
 from kvota.tools.load.asked import Asked, Seen
-from kvota.tools.load.gauges import GaugePage
+from kvota.tools.load.gauges import Page
 from kvota.tools.load.generator import Generator, Run
 from kvota.tools.load.prompts import Prompts
 from kvota.tools.load.schedule import Due, Shape, one_by_one, open_loop
@@ -51,7 +51,7 @@ class Bench:
 
     target: Target
     sender: Send
-    page: GaugePage
+    page: Page
     clock: Clock
     watch: Watch
     seed: int

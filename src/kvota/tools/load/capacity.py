@@ -7,7 +7,9 @@ The recommended rate is 65 % of the knee. The settings make the server keep to i
                         the batch stops growing, and with it the time per token.
   max_waiting_queue     as many as can wait and still get their first token in time: the rate at
                         which places come free, times what the SLO leaves beside the TTFT of an
-                        idle server. Whoever comes after them is told at once when to come back.
+                        idle server; one at least, where it leaves anything, because one in a
+                        hundred finds all places taken by chance. Whoever comes after them is told
+                        at once when to come back.
 
 A cap on what runs, not on the rate: a rate means something only for requests of the lengths that
 were measured, and a desk that sees shorter ones would refuse work it has room for. What runs at
@@ -38,5 +40,5 @@ def cap_for(*, safe_rps: float, in_flight_p99: float, ttft_slo_s: float, idle_tt
     spare_s = max(0.0, ttft_slo_s - idle_ttft_s)
     return Cap(
         max_running_requests=max(1, round(in_flight_p99) + 1),
-        max_waiting_queue=floor(safe_rps * spare_s),
+        max_waiting_queue=max(1, floor(safe_rps * spare_s)) if spare_s > 0 else 0,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import httpx
 
@@ -29,6 +29,12 @@ class Gauges:
         running, waiting = _first(samples, RUNNING), _first(samples, WAITING)
         num_open = None if running is None else running + (waiting or 0.0)
         return cls(_first(samples, MEMORY), _first(samples, KV), num_open)
+
+
+class Page(Protocol):
+    """Where a server is looked at."""
+
+    async def look(self) -> Gauges: ...
 
 
 class GaugePage:

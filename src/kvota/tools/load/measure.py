@@ -122,7 +122,7 @@ def measure(
         total=Spread.of(one.ended_s for one in whole),
         service=Spread.of(one.service_s for one in whole),
         goodput_rps=num_good / (end - start),
-        attainment=num_good / len(due) if due else 1.0,
+        attainment=num_good / len(due) if due else 0.0,
         output_tokens_per_s=tokens_within(seen, start, end) / (end - start),
         in_flight_mean=open_at.mean(start, end),
         in_flight_p99=percentile(found, 0.99) if found else 0.0,

@@ -22,6 +22,7 @@ NUM_INVALID_MAX = 3  # trials at one rate in which the generator was late
 WARM_SHARE = 0.25  # of the window, and at least WARM_ANSWERS lone answers
 WARM_ANSWERS = 1.5
 WINDOW_MAX = 6  # times as long as was asked for, where the rate is low
+NUM_DUE_MIN = 10  # requests in a window, below which it says nothing
 DRAIN_S = 5.0  # beyond what an answer within the SLO can take
 
 
@@ -45,6 +46,10 @@ class Alone:
     ttft_s: float
     tpot_s: float | None
     total_s: float
+
+    def is_good(self, slo: Slo) -> bool:
+        """The SLO can be met at all."""
+        return self.ttft_s <= slo.ttft_s and (self.tpot_s or 0.0) <= slo.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,9 @@ async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
     shape, slo = options.shape, options.slo
     bench.target.check_length(shape.prompt.most, shape.output.most)
     alone = await measure_alone(bench, shape)
-    search = Search(
-        first_rps=options.first_rps or FIRST_SHARE / alone.total_s,
-        rate_max_rps=options.rate_max_rps,
-        repeats=options.repeats,
-    )
+    if not alone.is_good(slo):
+        return Sweep(slo, alone, [], None)
+    search = _search(options, alone)
     trials = _Trials()
     try:
         while (rate := next_rate(search, trials.judged)) is not None:
@@ -109,6 +112,19 @@ async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
         idle_ttft_s=alone.ttft_s,
     )
     return Sweep(slo, alone, trials.measured, knee, safe, cap)
+
+
+def _search(options: SweepOptions, alone: Alone) -> Search:
+    """Rates that are too low to be judged within the longest window are not tried."""
+    least = NUM_DUE_MIN / (WINDOW_MAX * options.seconds)
+    most = max(least, options.rate_max_rps)
+    first = options.first_rps or FIRST_SHARE / alone.total_s
+    return Search(
+        first_rps=min(max(first, least), most),
+        rate_min_rps=least,
+        rate_max_rps=most,
+        repeats=options.repeats,
+    )
 
 
 async def measure_alone(bench: Bench, shape: Shape) -> Alone:

@@ -62,7 +62,7 @@ def verdict(result: Sweep) -> str:
     if result.knee is None:
         tpot = result.alone.tpot_s
         return (
-            f"No rate that was tried holds the SLO ({result.slo}). Alone, a request has TTFT "
+            f"No rate that can be measured holds the SLO ({result.slo}). Alone, a request has TTFT "
             f"{ms(result.alone.ttft_s)} ms and TPOT {ms(tpot)} ms."
         )
     knee, cap = result.knee, result.cap

@@ -1,0 +1,139 @@
+"""Baseline, throughput, isolation and soak against a simulated server, in virtual time."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from kvota.tools.load.baseline import baseline
+from kvota.tools.load.bench import NothingServed
+from kvota.tools.load.isolation import Isolation, isolation
+from kvota.tools.load.leak import Verdict
+from kvota.tools.load.schedule import Lengths, Shape
+from kvota.tools.load.soak import Soak, soak
+from kvota.tools.load.soak_page import soak_report
+from kvota.tools.load.throughput import throughput
+from kvota.tools.server import ServerUnusable
+from tests.tools.load.sim_server import SimServer, bench_on
+from tests.tools.load.virtual_time import in_virtual_time
+
+SHORT = Shape(Lengths(20, 40), Lengths(16, 16))
+LONG = Shape(Lengths(4000, 4000), Lengths(64, 64))
+MIB = 2.0**20
+
+
+def test_alone_a_request_takes_what_it_takes() -> None:
+    found = in_virtual_time(
+        baseline(bench_on(SimServer()), [Lengths(64, 64), Lengths(512, 512)], Lengths(11, 11), 5)
+    )
+    assert [(row.prompt, row.output, row.num) for row in found.rows] == [
+        ("64", "11", 5),
+        ("512", "11", 5),
+    ]
+    row = found.rows[0]
+    assert row.tpot is not None
+    assert (row.ttft.p50, row.tpot.p50, row.total.p50) == pytest.approx((0.03, 0.03, 0.33))
+    assert row.prompt_tokens_per_s == pytest.approx(64 / 0.03)
+    assert row.output_tokens_per_s == pytest.approx(1 / 0.03)
+    assert found.is_good
+
+
+def test_what_does_not_fit_the_window_is_refused_before_any_load() -> None:
+    with pytest.raises(ServerUnusable, match="whose window is 8192"):
+        in_virtual_time(baseline(bench_on(SimServer()), [Lengths(8000, 9000)], Lengths(1, 1), 1))
+
+
+def test_a_server_that_serves_nobody_is_no_result() -> None:
+    full = SimServer(places=0, line_max=0)
+    with pytest.raises(NothingServed, match="503"):
+        in_virtual_time(baseline(bench_on(full), [Lengths(8, 8)], Lengths(8, 8), 2))
+
+
+def test_throughput_flattens_where_the_batch_costs_as_much_as_it_brings() -> None:
+    """N requests make N / (0.02 + 0.01·N) tokens/s: 33, 50, 67, 80, 89, 94 for 1 to 32."""
+    found = in_virtual_time(
+        throughput(bench_on(SimServer()), SHORT, [8, 1, 2, 4, 16, 32, 64], seconds=40)
+    )
+    rates = {row.batch: row.output_tokens_per_s for row in found.rows}
+    for batch, rate in rates.items():
+        assert rate == pytest.approx(batch / (0.02 + 0.01 * batch), rel=0.03)
+    assert found.flat_from == 16, "8 to 16 brings 11 %, 16 to 32 brings 6 %"
+    assert "From 16 at once" in found.report({}).verdict
+
+
+def test_throughput_that_still_rises_says_so() -> None:
+    found = in_virtual_time(
+        throughput(bench_on(SimServer(per_running_s=0.0)), SHORT, [1, 2, 4], seconds=20)
+    )
+    assert found.flat_from is None
+    assert "still rising" in found.report({}).verdict
+
+
+def isolated(server: SimServer) -> Isolation:
+    return in_virtual_time(
+        isolation(bench_on(server), SHORT, LONG, long_at_once=2, seconds=60, rate_rps=0.5)
+    )
+
+
+def test_a_server_whose_long_requests_cost_their_neighbours_nothing_is_isolated() -> None:
+    found = isolated(SimServer(per_running_s=0.001))
+    assert found.is_good
+    assert found.ttft_ratio == pytest.approx(1.0, abs=0.2)
+    assert found.beside.num_long_ended > 0
+    assert found.report({}).verdict.startswith("Isolated")
+
+
+def test_a_server_whose_long_requests_stall_everybody_is_not() -> None:
+    found = isolated(SimServer(per_running_s=0.001, per_long_s=0.1))
+    assert not found.is_good
+    assert found.ttft_ratio > 5
+    assert found.stall_ratio > 5
+    report = found.report({})
+    assert report.is_bad
+    assert report.verdict.startswith("Not isolated: beside 2 long")
+
+
+def soaked(server: SimServer, minutes: float = 10.0) -> Soak:
+    return in_virtual_time(soak(bench_on(server), SHORT, minutes=minutes, rate_rps=0.5))
+
+
+def noisy(value: Callable[[float], float]) -> Callable[[float], float]:
+    chance = Random(4)
+    return lambda at_s: value(at_s) + chance.gauss(0, 2 * MIB)
+
+
+def test_a_server_that_keeps_its_memory_is_steady() -> None:
+    found = soaked(SimServer(memory=noisy(lambda _: 1000 * MIB)))
+    assert found.memory_trend is not None
+    assert found.memory_trend.verdict is Verdict.STEADY
+    assert found.ttft_trend.verdict is Verdict.STEADY
+    assert found.is_kv_back is True
+    assert found.is_good
+    assert soak_report(found, {}).verdict == (
+        "Memory is steady. TTFT is steady. KV memory is back to what it was."
+    )
+
+
+def test_a_leak_is_found_with_its_slope() -> None:
+    """1 MiB every five seconds: 720 MiB an hour."""
+    found = soaked(SimServer(memory=noisy(lambda at_s: 1000 * MIB + at_s * MIB / 5)))
+    assert found.memory_trend is not None
+    assert found.memory_trend.verdict is Verdict.LEAK
+    assert found.memory_trend.slope.per_s == pytest.approx(MIB / 5, rel=0.1)
+    report = soak_report(found, {})
+    assert report.is_bad
+    assert report.verdict.startswith("Memory leaks: 7")
+
+
+def test_kv_that_does_not_come_back_is_found() -> None:
+    found = soaked(SimServer(kv_lost=0.05), minutes=2)
+    assert found.is_kv_back is False
+    assert not found.is_good
+    assert "KV memory is not back: 5 % is still in use." in soak_report(found, {}).verdict
+
+
+def test_memory_read_elsewhere_counts_before_the_servers_word() -> None:
+    found = in_virtual_time(
+        soak(bench_on(SimServer()), SHORT, minutes=1, rate_rps=0.5, read_memory=lambda: 5.0)
+    )
+    assert {value for _, value in found.looks.memory_bytes} == {5.0}
