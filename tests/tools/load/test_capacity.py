@@ -9,8 +9,8 @@ from kvota.tools.load.percentiles import percentile
 
 def test_places_for_whoever_comes_and_a_line_that_moves_in_time() -> None:
     cap = cap_for(safe_rps=4.0, in_flight_p99=6, ttft_slo_s=2.0, idle_ttft_s=0.5)
-    assert cap == Cap(max_running_requests=7, max_waiting_queue=6)
-    assert cap.settings == {"max_running_requests": 7, "max_waiting_queue": 6}
+    assert cap == Cap(max_running_requests=7, max_waiting_queue=3)
+    assert cap.settings == {"max_running_requests": 7, "max_waiting_queue": 3}
 
 
 def test_whoever_finds_all_places_taken_by_chance_may_wait() -> None:
