@@ -23,11 +23,13 @@ def show(table: Table, console: Console) -> None:
 
 def progress_bar() -> Progress:
     """A bar with what is being done, time gone and time to come. Use it in a `with`."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
