@@ -170,6 +170,7 @@ class FakeBackend:
         self.unix_socket = unix_socket
         self.port = 0
         self._server: asyncio.Server | None = None
+        self._is_stopped = False
         self._connections: set[_Connection] = set()
 
     @property
@@ -193,6 +194,7 @@ class FakeBackend:
         await self.stop()
 
     async def listen(self, port: int = 0) -> None:
+        self._is_stopped = False
         loop = asyncio.get_running_loop()
         if self.unix_socket:
             self._server = await loop.create_unix_server(self._connection, self.unix_socket)
@@ -205,9 +207,19 @@ class FakeBackend:
     async def stop(self) -> None:
         """Stop listening, cut every connection, and wait for the scripts to end."""
         assert self._server is not None
-        self._server.close()
+        self._is_stopped = True
+        await self._stop_accepting(self._server)
         tasks = [task for one in list(self._connections) if (task := one.cut()) is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stop_accepting(self, server: asyncio.Server) -> None:
+        """asyncio leaks a connection that a closing server catches half accepted: let them in."""
+        loop = asyncio.get_running_loop()
+        for one in server.sockets:
+            loop.remove_reader(one.fileno())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        server.close()
 
     def _connection(self) -> "_Connection":
         return _Connection(self)
@@ -310,6 +322,8 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one but in name
         self._backend.num_connections += 1
         self._backend._connections.add(self)
+        if self._backend._is_stopped:  # it was on its way in when the rest were cut
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._backend.num_connections -= 1
