@@ -37,7 +37,7 @@ class RunningServer:
 @contextmanager
 def kvota_server(model: Path, threads: int, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
     """Start, wait until it accepts work, and stop it at the end."""
-    port = _free_port()
+    port = free_port()
     command = [str(Path(sys.executable).parent / "kvota"), "node", str(model)]
     command += ["--port", str(port), "--threads", str(threads), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVOTA_")}
@@ -54,7 +54,7 @@ def kvota_server(model: Path, threads: int, flags: Sequence[str] = ()) -> Iterat
             _stop(child)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
