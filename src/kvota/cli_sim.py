@@ -8,19 +8,26 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Console
 
 from kvota.core.errors import ConfigError
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
+from kvota.sim import capacity_page
 from kvota.sim.calibration import fit_step_cost
+from kvota.sim.capacity import FACTORS, CapacityCurve, CapacityQuestion
+from kvota.sim.capacity import capacity as find_capacity
 from kvota.sim.executor import StepCost
 from kvota.sim.records import Targets
 from kvota.sim.simulate import Simulation, report
 from kvota.sim.simulate import simulate as run_simulation
 from kvota.telemetry.steps import read_records
+from kvota.tools.report.html import write_html, write_json
+from kvota.tools.report.terminal import progress_bar, show
 from kvota.traffic.arrival import Scaling
 
 EXIT_BAD_FIT = 1
+_FACTORS = ",".join(map("{:g}".format, FACTORS))
 
 # A GPU-like machine: 20 ms a step, 0.1 ms more per sequence, 20,000 prompt tokens a second.
 EXAMPLE_COST = StepCost(base=0.02, per_prefill_token=0.00005, per_decode=0.0001)
@@ -34,7 +41,10 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     trace: Annotated[
-        Path, typer.Option(help="Azure CSV, Mooncake, ServeGen, ShareGPT, or a journal.")
+        Path,
+        typer.Option(
+            help="Azure, Mooncake, Bailian, BurstGPT, ServeGen, ShareGPT lengths, or our journal."
+        ),
     ],
     policy: Annotated[Admission, typer.Option(help="How the desk prices a request.")] = (
         Admission.FORECAST
@@ -56,8 +66,28 @@ def simulate(
     max_waiting_queue: Annotated[int, typer.Option(help="Choices in line.")] = 256,
     ttft_s: Annotated[float, typer.Option(help="Goodput: first token within.")] = 10.0,
     tpot_s: Annotated[float, typer.Option(help="Goodput: time per output token within.")] = 0.2,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="How many replicas, as the load grows.")
+    ] = False,
+    goal: Annotated[float, typer.Option(help="--capacity: share that must be good.")] = 0.99,
+    factors: Annotated[str, typer.Option(help="--capacity: times the recorded load.")] = ",".join(
+        f"{factor:g}" for factor in FACTORS
+    ),
+    pool: Annotated[
+        int, typer.Option(help="--capacity: fleets to this size are simulated whole.")
+    ] = 4,
+    price: Annotated[
+        float | None, typer.Option(help="--capacity: of a replica for an hour.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="--capacity: write all figures.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="--capacity: write a page.")] = None,
 ) -> None:
-    """Run the real desk, scheduler and KV cache on recorded traffic, under a manual clock."""
+    """Run the real desk, scheduler and KV cache on recorded traffic, under a manual clock.
+
+    With --capacity, many of such nodes behind the gateway's router.
+    """
     asked = Simulation(
         trace=_existing(trace),
         kv_tokens=kv_tokens,
@@ -78,7 +108,14 @@ def simulate(
         num_requests_max=requests,
         history_share=history,
     )
-    typer.echo(report(run_simulation(asked), Targets(ttft_s, tpot_s)))
+    targets = Targets(ttft_s, tpot_s)
+    if not capacity:
+        typer.echo(report(run_simulation(asked), targets))
+        return
+    question = CapacityQuestion(
+        simulation=asked, targets=targets, goal=goal, factors=_factors(factors), pool=pool
+    )
+    _show(question, _curve(question), price, json_file, html)
 
 
 def calibrate(
@@ -100,6 +137,35 @@ def calibrate(
     if not fit.is_good:
         typer.echo("Targets out of sample: mean below 9 %, p99 below 15 %.", err=True)
         sys.exit(EXIT_BAD_FIT)
+
+
+def _factors(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--factors {text!r}: write numbers like 1,10,100.") from None
+
+
+def _curve(question: CapacityQuestion) -> CapacityCurve:
+    with progress_bar() as bar:
+        task = bar.add_task("reading the trace", total=None)
+        return find_capacity(question, lambda what: bar.update(task, description=what))
+
+
+def _show(
+    question: CapacityQuestion,
+    curve: CapacityCurve,
+    price: float | None,
+    json_file: Path | None,
+    html: Path | None,
+) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    show(capacity_page.curve_table(curve, price), console)
+    console.print(capacity_page.how_known(question, curve), markup=False)
+    if json_file is not None:
+        write_json(capacity_page.as_json(question, curve, price), json_file)
+    if html is not None:
+        write_html(capacity_page.report(question, curve, price), html)
 
 
 def _existing(path: Path) -> Path:

@@ -81,7 +81,8 @@ class OneEnding(Checker):
         self._ended: set[int] = set()
 
     def arrived(self, record: RequestRecord, now: float) -> None:
-        assert record.number not in self._open | self._ended, f"#{record.number} arrived twice"
+        is_known = record.number in self._open or record.number in self._ended
+        assert not is_known, f"#{record.number} arrived twice"
         self._open.add(record.number)
 
     def granted(self, record: RequestRecord, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from kvota.core.errors import ConfigError
@@ -44,16 +45,26 @@ class Simulation:
 
 def simulate(asked: Simulation) -> WorldResult:
     """Run it. Raises TraceError or ConfigError when it cannot begin."""
-    arrivals = list(asked.scaling.apply(read_trace(asked)))[: asked.num_requests_max]
+    history, judged = judged_of(asked)
+    door = desk_door(asked.desk, history) if asked.desk else None
+    return World(judged, world_settings(asked), seed=asked.seed, door=door).run()
+
+
+def judged_of(asked: Simulation) -> tuple[list[Arrival], list[Arrival]]:
+    """The requests to learn from, and those to serve. Raises ConfigError when there is none."""
+    arrivals = list(islice(asked.scaling.apply(read_trace(asked)), asked.num_requests_max))
     if not arrivals:
         raise ConfigError(f"{asked.trace}: no request lies in what was asked for")
-    history, judged = split(arrivals, asked.history_share)
+    return split(arrivals, asked.history_share)
+
+
+def world_settings(asked: Simulation) -> WorldSettings:
     capacity = Capacity(asked.kv_tokens // asked.block_size, asked.block_size, bytes_per_block=0)
     node = NodeSettings(
         capacity=capacity, cost=asked.cost, limits=asked.limits, prefix_cache=asked.prefix_cache
     )
     desk = asked.desk
-    settings = WorldSettings(
+    return WorldSettings(
         node=node,
         queue_timeout_s=desk.queue_timeout_s if desk else None,
         request_timeout_s=desk.request_timeout_s if desk else None,
@@ -61,8 +72,6 @@ def simulate(asked: Simulation) -> WorldResult:
         faults=asked.faults,
         scaling=asked.scaling,
     )
-    door = desk_door(desk, history) if desk else None
-    return World(judged, settings, seed=asked.seed, door=door).run()
 
 
 def read_trace(asked: Simulation) -> Iterable[Arrival]:

@@ -16,6 +16,7 @@ ones that serve.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from random import Random
 
 from kvota.core.clock import ManualClock
@@ -58,6 +59,15 @@ class WorldSettings:
     proof_every: int = 1  # steps between two full proofs of all invariants
     faults: FaultPlan = field(default_factory=FaultPlan)
     scaling: Scaling = field(default_factory=Scaling)  # of the arrivals, already applied
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """What a node says of itself when it is asked."""
+
+    num_running: int
+    num_waiting: int
+    kv_used: float  # share of all blocks
 
 
 def open_door(settings: NodeSettings, num_waiting_max: int = 256) -> DoorFactory:
@@ -105,8 +115,41 @@ class World:
         for jump in faults.jumps:
             self._agenda.note(jump.at_s, partial(self._jump, jump))
         self._note_next_arrival()
-        while self._open or self._agenda.next_s is not None or self._node.engine.has_work():
+        self.advance(inf)
+        return self.finish()
+
+    # --- for a world among others --------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._clock.now()
+
+    @property
+    def has_more(self) -> bool:
+        """Something runs, waits or is still to happen."""
+        return bool(self._open) or self._agenda.next_s is not None or self._node.engine.has_work()
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._node.cache.num_blocks * self._node.cache.block_size
+
+    @property
+    def load(self) -> NodeLoad:
+        num_waiting = len(self._at_door)
+        return NodeLoad(len(self._open) - num_waiting, num_waiting, self._node.kv_used)
+
+    def expect(self, record: RequestRecord) -> None:
+        """Besides the workload, it arrives at its moment, which must not be over."""
+        self._last_arrival_s = max(self._last_arrival_s, record.arrival.at_s)
+        self._agenda.note(record.arrival.at_s, partial(self._enter, record))
+
+    def advance(self, until_s: float) -> None:
+        """Take turns until then, or until there is nothing more. The last one may end later."""
+        while self.has_more and self._clock.now() < until_s:
             self._turn()
+
+    def finish(self) -> WorldResult:
+        """Prove that nothing is left over."""
         self._checkers.finished(self._clock.now())
         return self._result()
 

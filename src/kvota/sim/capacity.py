@@ -1,0 +1,205 @@
+"""How many replicas a load needs, as the load grows.
+
+Small loads are simulated as they are: the least number of replicas that meets the goal, found by
+trying one more at a time. The last third to arrive must meet the goal by itself, so that a backlog
+which only grows does not pass because the trace is short. Simulating all of a large load would take
+days and tell little more, so above `pool` replicas a part stands for the whole: as much of the load
+as `pool` replicas sustain, found by bisection, says what one replica carries, and
+
+    replicas(factor) = ceil(factor · pool / load that the pool sustains)
+
+That is a sample of the users on a sample of the replicas. A larger fleet evens out more than the
+pool does, so the answer errs to the safe side; by how much at most, the same figure from half the
+pool shows (`gain`). Around the answer it is exact to `RESOLUTION`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+from kvota.core.errors import ConfigError
+from kvota.sim.desk_door import desk_door
+from kvota.sim.fleet import PROBE_EVERY_S, Fleet, FleetResult
+from kvota.sim.growth import grown
+from kvota.sim.records import Targets
+from kvota.sim.simulate import Simulation, judged_of, world_settings
+from kvota.traffic.arrival import Arrival
+
+FACTORS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+RESOLUTION = 0.05  # of the load that a pool sustains
+ALONE_REQUESTS = 100  # served one by one, to see whether the goal can be met at all
+ALONE_GAP_S = 3600.0
+FACTOR_MIN = 1e-3
+STRIDE = 1.25  # between loads, before they are bisected
+
+Watch = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityQuestion:
+    """`goal`: the share of all requests that must meet the targets."""
+
+    simulation: Simulation
+    targets: Targets
+    goal: float = 0.99
+    factors: Sequence[float] = FACTORS
+    pool: int = 4
+    probe_every_s: float = PROBE_EVERY_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.goal <= 1:
+            raise ConfigError(f"goal must be above 0 and at most 1, got {self.goal}.")
+        if self.pool < 2:
+            raise ConfigError(f"pool must be at least 2 replicas, got {self.pool}.")
+        if not self.factors or min(self.factors) < FACTOR_MIN:
+            raise ConfigError(f"factors must be at least {FACTOR_MIN}.")
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPoint:
+    """`simulated` is what the answer rests on: this very fleet, or the pool."""
+
+    factor: float
+    num_requests: int
+    rate_rps: float
+    num_replicas: int
+    is_exact: bool
+    simulated: FleetResult
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCurve:
+    points: Sequence[CapacityPoint]
+    num_simulated: int  # requests, over all trials
+    load_per_replica: float | None  # in recorded loads; None: no pool was needed
+    gain: float | None  # how much more a replica carries in the pool than in half of it
+
+
+def capacity(question: CapacityQuestion, watch: Watch = lambda _: None) -> CapacityCurve:
+    """`watch` hears of every trial. Raises TraceError, and ConfigError when no fleet is enough."""
+    search = _Search(question, watch)
+    search.check_possible()
+    points: list[CapacityPoint] = []
+    pool: _Sustained | None = None
+    for factor in sorted(question.factors):
+        exact = search.least(factor, points) if pool is None else None
+        if exact is not None:
+            points.append(search.point(factor, exact.num_replicas, exact, is_exact=True))
+            continue
+        pool = pool or search.sustained(question.pool, _guess(points) * question.pool)
+        num = max(ceil(factor / pool.per_replica), question.pool + 1)
+        points.append(search.point(factor, num, pool.result, is_exact=False))
+    if pool is None:
+        return CapacityCurve(points, search.num_simulated, None, None)
+    num_half = question.pool // 2
+    half = search.sustained(num_half, pool.per_replica * num_half)
+    gain = pool.per_replica / half.per_replica - 1
+    return CapacityCurve(points, search.num_simulated, pool.per_replica, gain)
+
+
+def _guess(points: Sequence[CapacityPoint]) -> float:
+    """The load of one replica, from the fleets that were enough."""
+    return max((one.factor / one.num_replicas for one in points), default=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sustained:
+    """The largest load that a number of replicas sustain."""
+
+    factor: float
+    result: FleetResult
+
+    @property
+    def per_replica(self) -> float:
+        return self.factor / self.result.num_replicas
+
+
+class _Search:
+    def __init__(self, question: CapacityQuestion, watch: Watch) -> None:
+        self._question = question
+        self._watch = watch
+        self._history, self._arrivals = judged_of(question.simulation)
+        self._span_s = self._arrivals[-1].at_s or 1.0
+        self.num_simulated = 0
+
+    def check_possible(self) -> None:
+        """Served one by one, the requests must meet the goal: more replicas give no more."""
+        some = self._arrivals[:ALONE_REQUESTS]
+        alone = [replace(one, at_s=ALONE_GAP_S * at) for at, one in enumerate(some)]
+        result = self._tried(1, alone, "alone", gives_up=False)
+        if result.attainment < self._question.goal:
+            raise ConfigError(
+                f"No number of replicas is enough: alone on a replica, {result.attainment:.1%} of "
+                f"{len(alone)} requests meet the targets (TTFT p99 {result.ttft_p99_s:.2f} s, TPOT "
+                f"p99 {result.tpot_p99_s:.3f} s), and the goal is {self._question.goal:.1%}."
+            )
+
+    def least(self, factor: float, points: Sequence[CapacityPoint]) -> FleetResult | None:
+        """The smallest fleet that meets the goal; None when it is larger than the pool."""
+        load = self._load(factor)
+        first = points[-1].num_replicas if points else 1
+        for num in range(first, self._question.pool + 1):
+            result = self._tried(num, load, f"load x{factor:g}, {num} replicas")
+            if self._is_met(result):
+                return result
+        return None
+
+    def sustained(self, num: int, guess: float) -> _Sustained:
+        """What so many replicas sustain, to RESOLUTION."""
+        low, high = self._bracket(num, guess)
+        while high / low.factor > 1 + RESOLUTION:
+            middle = sqrt(low.factor * high)
+            if (better := self._sustains(num, middle)) is not None:
+                low = better
+            else:
+                high = middle
+        return low
+
+    def point(
+        self, factor: float, num: int, simulated: FleetResult, *, is_exact: bool
+    ) -> CapacityPoint:
+        num_requests = round(factor * len(self._arrivals))
+        rate_rps = num_requests / self._span_s
+        return CapacityPoint(factor, num_requests, rate_rps, num, is_exact, simulated)
+
+    def _bracket(self, num: int, guess: float) -> tuple[_Sustained, float]:
+        """What is sustained, and a larger factor that is not."""
+        high = guess
+        low = self._sustains(num, guess)
+        while low is None:
+            high, guess = guess, guess / STRIDE
+            if guess < FACTOR_MIN:
+                raise ConfigError(f"{num} replicas do not even serve {FACTOR_MIN:g} of this load.")
+            low = self._sustains(num, guess)
+        while high <= low.factor:
+            high = low.factor * STRIDE
+            low = self._sustains(num, high) or low
+        return low, high
+
+    def _sustains(self, num: int, factor: float) -> _Sustained | None:
+        result = self._tried(num, self._load(factor), f"load x{factor:.3g}, {num} replicas")
+        return _Sustained(factor, result) if self._is_met(result) else None
+
+    def _load(self, factor: float) -> list[Arrival]:
+        return grown(self._arrivals, factor, self._question.simulation.seed)
+
+    def _is_met(self, result: FleetResult) -> bool:
+        goal = self._question.goal
+        return not result.is_cut and min(result.attainment, result.late_attainment) >= goal
+
+    def _tried(
+        self, num: int, arrivals: Sequence[Arrival], what: str, *, gives_up: bool = True
+    ) -> FleetResult:
+        self._watch(what)
+        asked = self._question.simulation
+        fleet = Fleet(
+            num,
+            world_settings(asked),
+            desk_door(asked.desk, self._history) if asked.desk else None,
+            seed=asked.seed,
+            targets=self._question.targets,
+            probe_every_s=self._question.probe_every_s,
+        )
+        self.num_simulated += len(arrivals)
+        bad_max = int((1 - self._question.goal) * len(arrivals) + 1e-9) if gives_up else None
+        return fleet.run(arrivals, bad_max)

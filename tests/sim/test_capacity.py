@@ -1,0 +1,106 @@
+"""Against fleets that were simulated as they are."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvota.core.errors import ConfigError
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.sim import capacity_page
+from kvota.sim.capacity import CapacityQuestion, capacity
+from kvota.sim.executor import StepCost
+from kvota.sim.records import Targets
+from kvota.sim.simulate import Simulation
+from kvota.sim.workloads import flood
+from kvota.tools.report.html import render
+from kvota.traffic.writing import Target, write_traffic
+
+TARGETS = Targets(ttft_s=1.0, tpot_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    """A third of what one replica carries, for ten seconds; without a desk, which costs most."""
+    path: Path = tmp_path_factory.mktemp("traffic") / "poisson.csv"
+    stream = flood(
+        Random(11), tenant="a", rate_rps=10.0, duration_s=10.0, prompt=(20, 60), output=(3, 9),
+        max_tokens=9,
+    )  # fmt: skip
+    with path.open("wb") as file:
+        write_traffic(stream, Target.AZURE, file)
+    return Simulation(
+        trace=path, kv_tokens=6400, cost=StepCost(base=0.05, per_prefill_token=1e-4),
+        max_tokens=9, limits=SchedulerLimits(max_running_requests=8, max_num_batched_tokens=512),
+        desk=None,
+    )  # fmt: skip
+
+
+def asked(simulation: Simulation, **fields: object) -> CapacityQuestion:
+    plain = {"simulation": simulation, "targets": TARGETS, "goal": 0.95, "factors": (1.0,)}
+    return CapacityQuestion(**(plain | fields))  # type: ignore[arg-type]
+
+
+def test_the_sample_agrees_with_the_whole_fleet(simulation: Simulation) -> None:
+    """Eighteen times the load: from a pool of three, and by simulating every replica there is."""
+    sampled = capacity(asked(simulation, factors=(18.0,), pool=3))
+    whole = capacity(asked(simulation, factors=(18.0,), pool=10))
+    [guess], [truth] = sampled.points, whole.points
+    assert (guess.is_exact, truth.is_exact) == (False, True)
+    assert truth.num_replicas >= 5
+    error = guess.num_replicas / truth.num_replicas - 1
+    assert -0.15 <= error <= 0.2, (guess.num_replicas, truth.num_replicas)
+
+
+def test_the_curve_rises_with_the_load_and_says_how_it_is_known(simulation: Simulation) -> None:
+    curve = capacity(asked(simulation, factors=(1.0, 4.0, 100.0, 1000.0), pool=2))
+    replicas = [one.num_replicas for one in curve.points]
+    assert replicas == sorted(replicas)
+    assert curve.points[0].is_exact
+    assert not curve.points[-1].is_exact
+    assert curve.load_per_replica is not None
+    assert replicas[-1] == pytest.approx(1000 / curve.load_per_replica, abs=1)
+    assert curve.points[-1].num_requests == 1000 * curve.points[0].num_requests
+    assert curve.gain is not None
+    assert abs(curve.gain) < 0.2
+
+
+def test_a_goal_that_no_replica_meets_alone_is_refused(simulation: Simulation) -> None:
+    with pytest.raises(ConfigError, match=r"alone on a replica, 0\.0% of 99 requests meet"):
+        capacity(asked(simulation, targets=Targets(ttft_s=0.01, tpot_s=0.2)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"goal": 0.0}, "goal"), ({"pool": 1}, "pool"), ({"factors": ()}, "factors")],
+)
+def test_questions_without_sense_are_refused(
+    simulation: Simulation, fields: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        asked(simulation, **fields)
+
+
+def test_one_seed_gives_one_answer(simulation: Simulation) -> None:
+    small = replace(simulation, num_requests_max=50)
+    one, same = (capacity(asked(small, factors=(9.0,), pool=2)) for _ in range(2))
+    assert one == same
+
+
+def test_a_page_a_table_and_data_come_of_a_curve(simulation: Simulation) -> None:
+    question = asked(simulation, factors=(1.0, 100.0), pool=2)
+    curve = capacity(question)
+    table = capacity_page.curve_table(curve, 2.5)
+    assert [row[0] for row in table.rows] == ["×1", "×100"]
+    assert [row[4] for row in table.rows] == ["simulated whole", "from a pool"]
+    last = curve.points[-1]
+    assert table.rows[1][-2] == f"{2.5 * last.num_replicas:,.2f}"
+    facts = capacity_page.as_json(question, curve, 2.5)
+    seconds_for_1000 = 1000 / last.rate_rps
+    assert facts["points"][1]["per_1000"] == pytest.approx(
+        2.5 * last.num_replicas * seconds_for_1000 / 3600
+    )
+    page = render(capacity_page.report(question, curve, None))
+    assert "<svg" in page
+    assert "a pool of 2 sustains" in page

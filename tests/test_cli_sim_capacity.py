@@ -1,0 +1,43 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvota.cli import app
+from kvota.core.errors import ConfigError
+from kvota.traffic.arrival import Arrival
+from kvota.traffic.writing import Target, write_traffic
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "even.csv"
+    arrivals = [
+        Arrival(at_s=0.2 * at, prompt_tokens=30, output_tokens=3, max_tokens=3) for at in range(40)
+    ]
+    with path.open("wb") as file:
+        write_traffic(arrivals, Target.AZURE, file)
+    return path
+
+
+def test_a_curve_is_printed_and_written(trace: Path, tmp_path: Path) -> None:
+    data, page = tmp_path / "curve.json", tmp_path / "curve.html"
+    flags = ["--factors", "1,5000", "--pool", "2", "--goal", "0.9", "--max-running-requests", "4"]
+    flags += ["--price", "2", "--json", str(data), "--html", str(page), "--max-tokens", "8"]
+    result = RUN.invoke(app, ["simulate", "--trace", str(trace), "--capacity", *flags])
+    assert result.exit_code == 0, result.output
+    assert "simulated whole" in result.stdout
+    assert "from a pool" in result.stdout
+    points = json.loads(data.read_text())["points"]
+    assert [one["factor"] for one in points] == [1.0, 5000.0]
+    assert points[0]["num_replicas"] == 1
+    assert points[1]["num_requests"] == 200_000
+    assert "<svg" in page.read_text()
+
+
+def test_factors_that_are_no_numbers_are_told(trace: Path) -> None:
+    flags = ["simulate", "--trace", str(trace), "--capacity", "--factors", "1,many"]
+    assert isinstance(RUN.invoke(app, flags).exception, ConfigError)
