@@ -5,6 +5,7 @@
     /v1/models  /v1/models/{id}                what the caller may ask for
     /v1/requests  /admin/requests              where every request is, and DELETE to end one
     /admin/usage /admin/backends /admin/rollouts /admin/reload
+    /admin/desk                                passages.py: the limits of a node's desk
     /health  /ready  /metrics                  alive · will accept work · Prometheus
 
 Parts are made in serve.py and put together here.
@@ -24,7 +25,7 @@ from kvota.gateway.about import About
 from kvota.gateway.admin import Admin
 from kvota.gateway.auth import Door
 from kvota.gateway.gatekeeper import Gatekeeper
-from kvota.gateway.passages import LiveRequests, PassageEndpoint
+from kvota.gateway.passages import LiveRequests, NodeDesks, PassageEndpoint
 from kvota.gateway.proxy import GatewayEndpoint, Parts
 from kvota.wire.openai import ChatRequest, CompletionRequest
 
@@ -62,6 +63,7 @@ def create_app(parts: Parts, pages: Pages) -> Starlette:
             *_about_routes(pages.about),
             *_request_routes(pages.requests),
             *_admin_routes(pages.admin),
+            _desk_route(parts, pages),
         ],
         middleware=_middleware(parts.settings.cors_origins),
         exception_handlers={
@@ -121,6 +123,11 @@ def _admin_routes(admin: Admin) -> list[Route]:
         Route("/admin/rollouts/{model:path}", admin.change_rollout, methods=["POST"]),
         Route("/admin/reload", admin.reload, methods=["POST"]),
     ]
+
+
+def _desk_route(parts: Parts, pages: Pages) -> Route:
+    desks = NodeDesks(parts.live, pages.gatekeeper)
+    return Route("/admin/desk", desks.pass_on, methods=["GET", "PUT"])
 
 
 def _middleware(cors_origins: tuple[str, ...]) -> list[Middleware]:

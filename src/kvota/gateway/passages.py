@@ -4,6 +4,7 @@
     DELETE /v1/requests/{id} · /admin/requests/{id}  of each, until one knows the id
     POST   /tokenize · /detokenize · /v1/embeddings  of a backend of the model
     GET    /tokenizer_info                           of the first own node
+    GET · PUT /admin/desk                            of the own node, or the one in ?backend=NAME
 
 Requests at foreign backends are shown by the gateway itself: it keeps their desk.
 """
@@ -80,6 +81,33 @@ class LiveRequests:
             if status != 404:
                 return Response(content, status, headers)
         raise NotFound(f"No request that has not ended is called `{name[:128]}`.", param="id")
+
+
+class NodeDesks:
+    """The limits of an own node's desk, read and changed while it works. For operators."""
+
+    def __init__(self, live: Live, gatekeeper: Gatekeeper) -> None:
+        self._live = live
+        self._gatekeeper = gatekeeper
+
+    async def pass_on(self, request: HttpRequest) -> Response:
+        """GET and PUT, as the node answers them."""
+        caller = self._gatekeeper.require_admin(request)
+        node = self._node(request.query_params.get("backend"))
+        body = await request.body() if request.method == "PUT" else None
+        status, content, headers = await _ask(node, request.method, "/admin/desk", body, caller)
+        return Response(content, status, headers)
+
+    def _node(self, name: str | None) -> Backend:
+        nodes = own_nodes(self._live)
+        chosen = [one for one in nodes if name in (None, one.name)]
+        if not chosen:
+            wanted = "" if name is None else f" called `{name[:128]}`"
+            raise NotFound(f"No node of ours{wanted} is behind this gateway.", param="backend")
+        if len(chosen) > 1:
+            names = ", ".join(one.name for one in nodes)
+            raise InvalidRequest(f"Say which with ?backend=NAME: {names}.", param="backend")
+        return chosen[0]
 
 
 class _Named(msgspec.Struct):
