@@ -1,4 +1,7 @@
-"""What the server says of itself on its metrics page, in kvota's names or vLLM's."""
+"""What the server says of itself on its metrics page, in kvota's names, vLLM's or SGLang's.
+
+Behind a gateway, what it says of its node or its backends: the first name that is there counts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +12,25 @@ import httpx
 from kvota.tools.server import authorization
 from kvota.tools.top.samples import Samples
 
-MEMORY: Final = ("process_resident_memory_bytes",)
-KV: Final = ("kvota_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc", "sglang:token_usage")
-RUNNING: Final = ("kvota_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING: Final = ("kvota_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
+MEMORY: Final = ("process_resident_memory_bytes", "kvota_gateway_node_resident_bytes")
+KV: Final = (
+    "kvota_kv_cache_usage_ratio",
+    "vllm:kv_cache_usage_perc",
+    "sglang:token_usage",
+    "kvota_gateway_backend_kv_usage_ratio",
+)
+RUNNING: Final = (
+    "kvota_requests_running",
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "kvota_gateway_backend_requests_running",
+)
+WAITING: Final = (
+    "kvota_requests_waiting",
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "kvota_gateway_backend_requests_waiting",
+)
 TIMEOUT_S = 5.0
 
 
