@@ -46,8 +46,10 @@ def serve(read: ReadSettings) -> None:
     check_fleet(settings.fleet, has_own_node=True)
     # Imported here: the commands that only talk to a server need none of it.
     from kvota.serving import node_plan, run
+    from kvota.serving_vllm import vllm_plan
 
-    sys.exit(run(read, node_plan(settings)))
+    is_vllm = settings.gateway.engine == "vllm"
+    sys.exit(run(read, vllm_plan(settings) if is_vllm else node_plan(settings)))
 
 
 def gateway(

@@ -32,6 +32,11 @@ class KvCacheDtype(StrEnum):
     F32 = "f32"
 
 
+class EngineKind(StrEnum):
+    KVOTA = "kvota"
+    VLLM = "vllm"
+
+
 ReadSettings = Callable[[], Config]
 """What flags, environment and file say now: the file is read anew by each call."""
 
@@ -131,6 +136,9 @@ def settings_of(
         float | None, typer.Option(help="No step for so long with work: /ready says 503.")
     ] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Largest request body.")] = None,
+    engine: Annotated[
+        EngineKind | None, typer.Option(help="What `kvota serve` starts: its own, or vllm serve.")
+    ] = None,
     record_steps: Annotated[
         Path | None, typer.Option(help="Write what every step cost, for `kvota calibrate`.")
     ] = None,
@@ -147,7 +155,7 @@ def settings_of(
         "kv_memory": kv_memory, "kv_budget_ratio": kv_budget_ratio, "prefix_cache": prefix_cache,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_running_requests": max_running_requests, "long_prefill_share": long_prefill_share,
-        "host": host, "port": port, "trust_gateway": trust_gateway,
+        "engine": engine, "host": host, "port": port, "trust_gateway": trust_gateway,
         "unix_socket": None if unix_socket is None else str(unix_socket),
         "max_waiting_queue": max_waiting_queue,
         "request_timeout_s": request_timeout_s, "queue_timeout_s": queue_timeout_s,

@@ -109,8 +109,8 @@ class Control:
         return [*fleet.models, *found]
 
     def _offered(self, backend: Backend) -> Iterable[str]:
-        if backend is self.own:
-            return () if self.own_model is None else (self.own_model,)
+        if backend is self.own and self.own_model is not None:
+            return (self.own_model,)
         return backend.state.models
 
 

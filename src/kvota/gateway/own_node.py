@@ -1,6 +1,7 @@
-"""The node that `kvota serve` starts: its socket, its process, and it as a backend.
+"""The engine process that `kvota serve` starts: its address, its process, and it as a backend.
 
-<private directory>/node.sock      only this user can enter the directory (0700)
+our node       <private directory>/node.sock; only this user can enter the directory (0700)
+vllm serve     a port of this machine that was free; the gateway keeps its desk
 """
 
 import os
@@ -20,7 +21,8 @@ from kvota.gateway.node_probe import NodeProbe
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.settings import OWN_NODE, BackendEntry
 from kvota.gateway.supervisor import Child, Supervisor
-from kvota.gateway.upstream.kinds import BackendKind
+from kvota.gateway.upstream.connection import Upstream
+from kvota.gateway.upstream.kinds import TRAITS, BackendKind
 from kvota.telemetry.log import Log
 
 
@@ -28,7 +30,8 @@ from kvota.telemetry.log import Log
 class NodePlan:
     """What to start. `command` makes the command line, given the private directory and socket.
 
-    Times are seconds. `answer_timeout_s`: longer than any answer of the node takes.
+    Times are seconds. `answer_timeout_s`: longer than any answer of the node takes. `url`: where
+    an engine of another kind listens, instead of on the socket.
     """
 
     command: Callable[[Path, Path], Sequence[str]]
@@ -37,6 +40,8 @@ class NodePlan:
     growth_bytes_max: int | None
     answer_timeout_s: float
     silence_max_s: float  # between two pieces of a stream
+    kind: BackendKind = BackendKind.KVOTA
+    url: str | None = None
 
 
 class OwnNode(AbstractContextManager["OwnNode"]):
@@ -48,11 +53,14 @@ class OwnNode(AbstractContextManager["OwnNode"]):
     ) -> None:  # fmt: skip
         self._directory = Path(tempfile.mkdtemp(prefix="kvota-"))  # 0700
         socket = self._directory / "node.sock"
-        self.probe = NodeProbe(socket)
+        is_ours = plan.kind is BackendKind.KVOTA
+        url = plan.url or "http://node"
+        self.probe = NodeProbe(socket if is_ours else None, url + TRAITS[plan.kind].health_path)
         child = Child(
             command=plan.command(self._directory, socket),
             environment=plan.environment,
             probe=self.probe.look,
+            announces=is_ours,
         )
         self.supervisor = Supervisor(
             child, plan.bounds, clock, log,
@@ -60,13 +68,15 @@ class OwnNode(AbstractContextManager["OwnNode"]):
         )  # fmt: skip
         entry = BackendEntry(
             name=OWN_NODE,
-            unix_socket=str(socket),
-            kind=BackendKind.KVOTA,
+            url=url,
+            unix_socket=str(socket) if is_ours else None,
+            kind=plan.kind,
             connections_max=4096,
             first_byte_timeout_s=plan.answer_timeout_s,
             idle_timeout_s=plan.silence_max_s,
         )
-        upstream = NodeUpstream(upstream_settings(entry, os.environ), clock)
+        client = NodeUpstream if is_ours else Upstream
+        upstream = client(upstream_settings(entry, os.environ), clock)
         self.backend: Backend = new_backend(entry, upstream, clock, chance, self.supervisor)
 
     def __exit__(

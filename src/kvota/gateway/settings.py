@@ -12,7 +12,7 @@ Frozen, complete, and checked before anything starts. Times are seconds.
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +27,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[gateway]`: keys, limits, filters, and how patient to be with backends."""
 
+    engine: Literal["kvota", "vllm"] = "kvota"  # what `kvota serve` starts behind the gateway
+    vllm_command: tuple[str, ...] = ("vllm", "serve")  # the model follows
+    vllm_arguments: tuple[str, ...] = ()  # after those that are computed, so these win
     database: str | None = None  # URL of keys and usage; None: a file in the state directory
     state_dir: str | None = None  # None: the user's
     limits_store: str | None = None  # redis://…, shared by several gateways; None: memory

@@ -221,6 +221,7 @@ class Supervisor:
         process = self._process
         if process is None or process.returncode is None:
             return
+        _end_group(process.pid)
         life, self._process, self._status = self._life, None, process.returncode
         has_served, was_ordered = self.load_s is not None, life.state is State.ENDING
         life.exited(self._clock.now())
@@ -253,3 +254,9 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+def _end_group(pid: int) -> None:
+    """End what the process has started and left behind: vLLM's workers hold the GPU's memory."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,114 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvota.config import Config
+from kvota.core.errors import ConfigError, InsufficientMemory
+from kvota.node.options import ModelSettings
+from kvota.serving_vllm import Gpu, computed_flags
+from tests.support.fake_backend import MODEL
+from tests.support.http_client import Client
+from tests.support.live_node import until
+
+GIB = 2**30
+QWEN_7B = {
+    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    return folder
+
+
+def flags_of(model: Path, gpu: Gpu | None, *, max_model_len: int | None = None) -> dict[str, str]:
+    settings = Config(model=ModelSettings(model=str(model), max_model_len=max_model_len))
+    return {flag.name: flag.value for flag in computed_flags(settings, gpu)}
+
+
+def test_flags_follow_from_the_bill(model: Path) -> None:
+    roomy = flags_of(model, Gpu(80 * GIB, 0, 9.0))
+    assert roomy["--max-model-len"] == "32768"
+    assert roomy["--kv-cache-dtype"] == "auto"
+    # 0.95 × 80 − 14.2 of weights − about 2 of activations: 59 GiB of KV at 56 KiB a token.
+    assert 400 <= int(roomy["--max-num-seqs"]) <= 620
+    tight = flags_of(model, Gpu(24 * GIB, 0, 8.9), max_model_len=8192)
+    assert tight["--max-model-len"] == "8192"
+    assert int(tight["--max-num-seqs"]) < int(roomy["--max-num-seqs"])
+
+
+def test_what_does_not_fit_is_refused_and_what_is_unknown_is_left_to_vllm(model: Path) -> None:
+    with pytest.raises(InsufficientMemory):
+        flags_of(model, Gpu(12 * GIB, 0, 9.0))
+    with pytest.raises(ConfigError, match="no GPU"):
+        flags_of(model, None)
+    with pytest.raises(ConfigError):
+        flags_of(Path("nobody/nothing"), Gpu(80 * GIB, 0, 9.0))
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[tuple[Client, list[str]]]:
+    command = ",".join((sys.executable, "-m", "tests.support.fake_vllm"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvota", "serve", "a/model", "--engine", "vllm", "--port", "0"],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "KVOTA_VLLM_COMMAND": command},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    errors = process.stderr
+
+    def read() -> None:
+        for line in errors:
+            lines.append(line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: any("Listening on" in line for line in lines), "an address", 60.0)
+    [address] = [line.split()[2] for line in lines if line.startswith("Listening on")]
+    client = Client(address, MODEL)
+    yield client, lines
+    client.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    reader.join()
+    process.stderr.close()
+
+
+def test_vllm_is_started_watched_and_answered_for(serving: tuple[Client, list[str]]) -> None:
+    client, lines = serving
+    [told] = [line for line in lines if line.startswith("fake vllm")]
+    assert told.startswith("fake vllm a/model --host 127.0.0.1 --port ")
+    assert client.chat().text() == "w0 w1 w2 w3 w4 w5 w6 w7"
+    reply = client.chat(stream=True)
+    assert reply.finish() == "stop"
+    assert reply.headers["x-kvota-backend"] == "node"
+    assert client.metric("kvota_gateway_node_up") == 1
+    [child] = processes_on(told.split()[told.split().index("--port") + 1])
+    child.kill()
+    until(lambda: client.metric("kvota_gateway_node_starts") == 2, "another vLLM", 60.0)
+    until(lambda: client.chat().status == 200, "an answer", 60.0)
+
+
+def processes_on(port: str) -> list[psutil.Process]:
+    """The stand-in that was told to listen there."""
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if {port, "tests.support.fake_vllm"} <= set(one.info["cmdline"] or ())
+    ]
