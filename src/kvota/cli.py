@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvota import __version__, cli_gateway, cli_keys, cli_sim, cli_tools_plan, cli_tools_replay
+from kvota import (
+    __version__,
+    cli_gateway,
+    cli_keys,
+    cli_sim,
+    cli_tools_bench,
+    cli_tools_evaluate,
+    cli_tools_plan,
+    cli_tools_replay,
+)
 from kvota.cli_settings import ReadSettings, with_settings
 from kvota.core.errors import KvotaError
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
@@ -33,7 +42,9 @@ app.add_typer(models, name="models")
 cli_sim.register(app)
 cli_keys.register(app)
 cli_gateway.register(app)
+cli_tools_evaluate.register(app)
 cli_tools_plan.register(app)
+cli_tools_bench.register(app)
 cli_tools_replay.register(app)
 
 EXIT_STARTUP_FAILED = 2
