@@ -29,6 +29,11 @@ BOUND: Final = (
     "tell only the likeliest tokens, and all tokens that not both of them named count as one. "
     "“Seen” is the share of the baseline's probability on the tokens that both named."
 )
+GREEDY: Final = (
+    "Greedy answers: how far the candidate's are the baseline's, token by token; “before” is how "
+    "far the baseline's own are the same when it is asked twice."
+)
+PAIRED: Final = "Tasks: the share of right answers; ± is the error of the difference."
 ERRORS: Final = (
     "± is one standard error, over windows of text, prompts or questions as the independent "
     "pieces, each of them taken by both sides. A check is failed only when its lower bound, at a "
@@ -48,40 +53,28 @@ def verdict_text(found: Evaluation) -> str:
 
 def likelihood_table(found: Evaluation) -> Table:
     """A line for each text, all texts first."""
-    header = (
-        "text",
-        "tokens",
-        "baseline",
-        "candidate",
-        "perplexity",
-        "KL, nats",
-        "seen",
-        "same top",
-    )
+    header = ("text", "tokens", "before", "after", "rise", "±", "KL ≥", "seen", "same top")
     return Table(header, [_likelihood_row(one) for one in found.likelihood])
 
 
 def _likelihood_row(one: Likelihood) -> list[str]:
+    rise = expm1(one.difference.mean)
     return [
         one.name,
         f"{one.num_tokens:,}",
         f"{one.perplexity_baseline:.4g}",
         f"{one.perplexity_candidate:.4g}",
-        f"{expm1(one.difference.mean):+.2%} ± {one.difference.error * _scale(one):.2%}",
-        ABSENT if one.divergence is None else f"≥ {one.divergence.mean:.4f}",
+        f"{rise:+.2%}",
+        f"{one.difference.error * (1 + rise):.2%}",  # the derivative of exp is exp
+        ABSENT if one.divergence is None else f"{one.divergence.mean:.4f}",
         ABSENT if one.covered is None else f"{one.covered:.1%}",
         ABSENT if one.same_top is None else f"{one.same_top.mean:.1%}",
     ]
 
 
-def _scale(one: Likelihood) -> float:
-    """From an error in nats to one of the relative rise: the derivative of exp."""
-    return exp(one.difference.mean)
-
-
 def answers_table(found: Evaluation) -> Table:
     """Agreement and tasks."""
-    header = ("measure", "baseline", "candidate", "number")
+    header = ("answers", "number", "before", "after", "±")
     return Table(header, [*_agreement_rows(found), *_task_rows(found)])
 
 
@@ -90,29 +83,28 @@ def _agreement_rows(found: Evaluation) -> list[list[str]]:
     if agreed is None or own is None:
         return []
     unit = "tokens" if agreed.is_tokens else "characters"
-    num = f"{agreed.num_prompts} prompts"
     rows = (
-        (f"greedy {unit} equal to the first difference", own.until_first, agreed.until_first),
-        (f"greedy {unit} equal at their place", own.overall, agreed.overall),
-        ("whole answers equal", own.whole, agreed.whole),
+        (f"same {unit} to first difference", own.until_first, agreed.until_first),
+        (f"same {unit} in same place", own.overall, agreed.overall),
+        ("same answers", own.whole, agreed.whole),
     )
-    return [[name, _share(own_share), _share(share), num] for name, own_share, share in rows]
+    return [
+        [name, str(agreed.num_prompts), f"{before.mean:.1%}", f"{now.mean:.1%}", f"{now.error:.1%}"]
+        for name, before, now in rows
+    ]
 
 
 def _task_rows(found: Evaluation) -> list[list[str]]:
     return [
         [
-            f"{one.task} ({one.metric})",
+            f"{one.task}: {one.metric}",
+            f"{one.num_questions:,}",
             f"{one.baseline:.1%}",
-            f"{one.candidate:.1%} ({-one.drop.mean:+.1%} ± {one.drop.error:.1%})",
-            f"{one.num_questions:,} questions",
+            f"{one.candidate:.1%}",
+            f"{one.drop.error:.1%}",
         ]
         for one in found.tasks
     ]
-
-
-def _share(estimate: Estimate) -> str:
-    return f"{estimate.mean:.1%} ± {estimate.error:.1%}"
 
 
 def checks_table(found: Evaluation) -> Table:
@@ -185,7 +177,7 @@ def report(found: Evaluation, written_at: str) -> Report:
         sections.append(Section("Texts", text, likelihood_table(found), _charts(found)))
     answers = answers_table(found)
     if answers.rows:
-        text = "Greedy answers: the baseline's column is its agreement with itself, asked twice."
+        text = f"{GREEDY} {PAIRED}"
         sections.append(Section("Answers", text, answers))
     if notes(found):
         sections.append(Section("Not measured", "\n\n".join(notes(found))))
