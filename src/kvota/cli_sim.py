@@ -70,9 +70,7 @@ def simulate(
         bool, typer.Option("--capacity", help="How many replicas, as the load grows.")
     ] = False,
     goal: Annotated[float, typer.Option(help="--capacity: share that must be good.")] = 0.99,
-    factors: Annotated[str, typer.Option(help="--capacity: times the recorded load.")] = ",".join(
-        f"{factor:g}" for factor in FACTORS
-    ),
+    factors: Annotated[str, typer.Option(help="--capacity: times the recorded load.")] = _FACTORS,
     pool: Annotated[
         int, typer.Option(help="--capacity: fleets to this size are simulated whole.")
     ] = 4,

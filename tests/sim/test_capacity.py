@@ -43,14 +43,14 @@ def asked(simulation: Simulation, **fields: object) -> CapacityQuestion:
 
 
 def test_the_sample_agrees_with_the_whole_fleet(simulation: Simulation) -> None:
-    """Eighteen times the load: from a pool of three, and by simulating every replica there is."""
-    sampled = capacity(asked(simulation, factors=(18.0,), pool=3))
-    whole = capacity(asked(simulation, factors=(18.0,), pool=10))
+    """Nine times the load: from a pool of two, and by simulating every replica there is."""
+    sampled = capacity(asked(simulation, factors=(9.0,), pool=2))
+    whole = capacity(asked(simulation, factors=(9.0,), pool=6))
     [guess], [truth] = sampled.points, whole.points
     assert (guess.is_exact, truth.is_exact) == (False, True)
-    assert truth.num_replicas >= 5
+    assert truth.num_replicas >= 3
     error = guess.num_replicas / truth.num_replicas - 1
-    assert -0.15 <= error <= 0.2, (guess.num_replicas, truth.num_replicas)
+    assert abs(error) <= 0.25, (guess.num_replicas, truth.num_replicas)
 
 
 def test_the_curve_rises_with_the_load_and_says_how_it_is_known(simulation: Simulation) -> None:
@@ -93,7 +93,7 @@ def test_a_page_a_table_and_data_come_of_a_curve(simulation: Simulation) -> None
     curve = capacity(question)
     table = capacity_page.curve_table(curve, 2.5)
     assert [row[0] for row in table.rows] == ["×1", "×100"]
-    assert [row[4] for row in table.rows] == ["simulated whole", "from a pool"]
+    assert [row[4] for row in table.rows] == ["whole", "pool"]
     last = curve.points[-1]
     assert table.rows[1][-2] == f"{2.5 * last.num_replicas:,.2f}"
     facts = capacity_page.as_json(question, curve, 2.5)

@@ -7,14 +7,14 @@ from kvota.sim.capacity import CapacityCurve, CapacityPoint, CapacityQuestion
 from kvota.tools.report.charts import Series, line_chart, number
 from kvota.tools.report.html import Report, Section, Table
 
-EXACT, SAMPLED = "simulated whole", "from a pool"
+EXACT, SAMPLED = "whole", "pool"  # what was simulated
 
 
 def curve_table(curve: CapacityCurve, price_per_hour: float | None) -> Table:
     """`price_per_hour` of one replica, in whatever currency; None: no costs are shown."""
-    header = ["load", "requests", "requests/s", "replicas", "known by", "good", "TTFT p99 s"]
+    header = ["load", "requests", "per s", "replicas", "simulated", "good", "TTFT p99 s"]
     if price_per_hour is not None:
-        header += ["an hour", "1,000 requests"]
+        header += ["an hour", "per 1,000"]
     return Table(header, [_row(one, price_per_hour) for one in curve.points])
 
 
