@@ -7,17 +7,12 @@ load. How the two processes hold on to each other: `edge/supervision.py`.
 import os
 import sys
 from pathlib import Path
-from typing import Final
 
-from rich.console import Console
-from rich.markup import escape
-
+from kvota.cli_errors import fail
 from kvota.config import load
 from kvota.core.errors import KvotaError
 from kvota.model.catalog import cache_dir_of
 from kvota.node.serve import run
-
-EXIT_STARTUP_FAILED: Final = 2
 
 
 def main(file: Path) -> int:
@@ -35,10 +30,7 @@ def main(file: Path) -> int:
             supervised=True,
         )
     except KvotaError as error:
-        Console(stderr=True, highlight=False).print(
-            f"[bold]kvota cannot start.[/bold] {escape(error.message)}", soft_wrap=True
-        )
-        return EXIT_STARTUP_FAILED
+        fail(error)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import httpx
 import msgspec
 import typer
 
+from kvota.cli_errors import fail
 from kvota.cli_settings import ReadSettings, with_settings
 from kvota.config import Config
-from kvota.core.errors import ConfigError
+from kvota.core.errors import ConfigError, KvotaError
 from kvota.gateway.settings import BackendEntry, check_fleet
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.tools.server import ServerUnusable
@@ -32,6 +33,16 @@ _URL: Final = "http://127.0.0.1:8000"
 rollouts = typer.Typer(no_args_is_help=True, help="Versions of a model: weights, live.")
 
 
+def main() -> None:
+    """These commands alone, for a process that is to be a server."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    register(app)
+    try:
+        app()
+    except KvotaError as error:
+        fail(error)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command()(with_settings(serve))
@@ -46,10 +57,13 @@ def serve(read: ReadSettings) -> None:
     check_fleet(settings.fleet, has_own_node=True)
     # Imported here: the commands that only talk to a server need none of it.
     from kvota.serving import node_plan, run
-    from kvota.serving_vllm import vllm_plan
 
-    is_vllm = settings.gateway.engine == "vllm"
-    sys.exit(run(read, vllm_plan(settings) if is_vllm else node_plan(settings)))
+    if settings.gateway.engine == "vllm":
+        # Imported here: the planner behind it is nothing that our own node needs.
+        from kvota.serving_vllm import vllm_plan
+
+        sys.exit(run(read, vllm_plan(settings)))
+    sys.exit(run(read, node_plan(settings)))
 
 
 def gateway(
