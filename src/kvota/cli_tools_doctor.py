@@ -8,18 +8,23 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from kvota.model.catalog import cache_dir_of
+from kvota.tools.doctor.diagnosis import Diagnosis, diagnose
 from kvota.tools.doctor.environment import examine
-from kvota.tools.doctor.finding import has_problem
+from kvota.tools.doctor.finding import Finding, has_problem
 from kvota.tools.doctor.gpu import examine_gpus
 from kvota.tools.doctor.gpu_probe import read_gpus
 from kvota.tools.doctor.machine import this_machine
-from kvota.tools.doctor.show import as_json as findings_as_json
-from kvota.tools.doctor.show import machine_verdict, show_findings
+from kvota.tools.doctor.show import as_json as shown_as_json
+from kvota.tools.doctor.show import machine_verdict, show_diagnosis, show_machine
+from kvota.tools.doctor.stations import as_json as stations_as_json
+from kvota.tools.doctor.targets import Targets
+from kvota.tools.doctor.watch import Patient, watch
+from kvota.tools.report.terminal import progress_bar
 
 EXIT_PROBLEM = 1
+LOOKS_MIN = 6  # in one watch, so that what only passes by is told from what stays
 
 
 def register(app: typer.Typer) -> None:
@@ -28,22 +33,69 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    url: Annotated[
+        str | None, typer.Option(help="A running server to examine.  [default: this machine]")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="How long to watch the server.")
+    ] = 60.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, max=600, help="Seconds between two looks, at most.")
+    ] = 2.0,
+    ttft: Annotated[float, typer.Option(min=0, help="First token within so many seconds.")] = 2.0,
+    tpot: Annotated[float, typer.Option(min=0, help="Seconds for each further token.")] = 0.1,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="KVOTA_API_KEY", help="An operator's: shows keys and requests too."),
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where you mean to serve.")] = 8000,
     cache_dir: Annotated[Path | None, typer.Option(help="Where models are kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Whether this machine is fit to serve; exit status 1 when it is not."""
-    folder = (cache_dir or cache_dir_of(os.environ)).expanduser()
-    found = [
-        *examine(this_machine(folder, port, os.environ)),
-        *examine_gpus(read_gpus(os.environ)),
-    ]
-    verdict = machine_verdict(found)
-    if as_json:
-        typer.echo(json.dumps({"verdict": verdict, "findings": findings_as_json(found)}, indent=2))
+    """Whether this machine is fit to serve, or with --url what a running server suffers from.
+
+    The exit status is 1 when there is a problem.
+    """
+    console = Console(highlight=False)
+    if url is not None:
+        diagnosis = _examine_server(url, api_key, seconds, every, Targets(ttft_s=ttft, tpot_s=tpot))
+        found = list(diagnosis.findings)
+        if as_json:
+            _print(diagnosis.verdict, found, diagnosis)
+        else:
+            show_diagnosis(diagnosis, console)
     else:
-        console = Console(highlight=False)
-        console.print(f"[bold]{escape(verdict)}[/bold]\n")
-        show_findings(found, console)
+        folder = (cache_dir or cache_dir_of(os.environ)).expanduser()
+        machine = this_machine(folder, port, os.environ)
+        found = [*examine(machine), *examine_gpus(read_gpus(os.environ))]
+        if as_json:
+            _print(machine_verdict(found), found)
+        else:
+            show_machine(found, console)
     if has_problem(found):
         sys.exit(EXIT_PROBLEM)
+
+
+def _examine_server(
+    url: str, api_key: str | None, seconds: float, every_s: float, targets: Targets
+) -> Diagnosis:
+    with Patient(url, api_key) as patient, progress_bar() as bar:
+        task = bar.add_task("watching", total=seconds)
+        window = watch(
+            patient,
+            seconds,
+            min(every_s, seconds / LOOKS_MIN),
+            lambda gone_s: bar.update(task, completed=gone_s),
+        )
+    return diagnose(window, targets)
+
+
+def _print(verdict: str, found: list[Finding], diagnosis: Diagnosis | None = None) -> None:
+    shown: dict[str, object] = {"verdict": verdict, "findings": shown_as_json(found)}
+    if diagnosis is not None:
+        shown |= {
+            "stations": stations_as_json(diagnosis.stations),
+            "span_s": round(diagnosis.span_s, 3),
+            "num_ended": diagnosis.num_ended,
+        }
+    typer.echo(json.dumps(shown, indent=2))
