@@ -20,6 +20,7 @@ from kvota import (
     cli_keys,
     cli_sim,
     cli_tools_bench,
+    cli_tools_doctor,
     cli_tools_evaluate,
     cli_tools_plan,
     cli_tools_replay,
@@ -43,6 +44,7 @@ cli_sim.register(app)
 cli_keys.register(app)
 cli_gateway.register(app)
 cli_tools_evaluate.register(app)
+cli_tools_doctor.register(app)
 cli_tools_plan.register(app)
 cli_tools_bench.register(app)
 cli_tools_replay.register(app)

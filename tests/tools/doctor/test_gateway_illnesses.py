@@ -5,9 +5,11 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import repeat
 
 import httpx
 
+from kvota.gateway.caller import KeyLimits
 from kvota.tools.doctor.diagnosis import Diagnosis, diagnose
 from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.watch import Patient
@@ -18,6 +20,8 @@ from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, v
 from tests.support.light_serve import light_serve
 from tests.support.live_node import until
 from tests.tools.doctor.ward import ward
+
+FEW = KeyLimits(requests_per_minute=5)
 
 
 class Look:
@@ -60,9 +64,9 @@ async def test_a_key_that_retries_without_waiting_is_named() -> None:
         FakeBackend() as backend,
         gateway_world(vllm_entry("a", backend), models=[model_of("chat", "a")]) as world,
     ):
-        boss = await world.key(admin=True)
+        boss = await world.key(is_admin=True)
         calm = await world.key(tenant="calm")
-        wild = await world.key(tenant="wild", requests_per_minute=5)
+        wild = await world.key(tenant="wild", limits=FEW)
         look = Look(world, boss)
         async with look.around():
             assert (await world.chat(key=calm)).status == 200
@@ -82,7 +86,7 @@ async def test_without_an_operators_key_nobody_is_named() -> None:
         FakeBackend() as backend,
         gateway_world(vllm_entry("a", backend), models=[model_of("chat", "a")]) as world,
     ):
-        wild = await world.key(tenant="wild", requests_per_minute=5)
+        wild = await world.key(tenant="wild", limits=FEW)
         look = Look(world, wild)
         async with look.around():
             for _ in range(40):
@@ -121,8 +125,10 @@ async def test_a_backend_that_is_gone_is_told() -> None:
         look = Look(world, None)
         async with look.around(), asyncio.timeout(20):
             other.gauges.is_healthy = False
-            while await world.metrics('kvota_gateway_backend_healthy{backend="gpu-2"'):
-                await asyncio.sleep(0.02)
+            for pause_s in repeat(0.02):
+                if not await world.metrics('kvota_gateway_backend_healthy{backend="gpu-2"'):
+                    break
+                await asyncio.sleep(pause_s)
     assert look.names == ["backend down: gpu-2"]
 
 

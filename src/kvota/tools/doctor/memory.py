@@ -21,11 +21,11 @@ HELD: Final = "kvota_kv_blocks_held_after_abort"
 
 def leak(window: Window, targets: Targets) -> Iterable[Finding]:
     held = window.gauge(HELD)
-    if len(held) >= LOOKS_MIN and min(held[len(held) // 2 :]) > 0 and _only_rises(held):
+    if _stays(held):
         yield _leak(f"{held[-1]:.0f} blocks belong to requests that have ended", HELD)
         return
     idle = _usage_while_idle(window)
-    if len(idle) >= LOOKS_MIN and min(idle) > 0 and _only_rises(idle):
+    if _stays(idle):
         yield _leak(
             f"{idle[-1]:.1%} of the KV memory is in use and no request is open", names.KV_USAGE[0]
         )
@@ -141,6 +141,14 @@ def _why_useless(window: Window) -> str:
     if max(window.gauge(*names.KV_USAGE), default=0.0) > 0.9:
         return "the memory is so full that prefixes are gone before they are asked for again"
     return "prompts differ from their first words on, or come from different tenants' salts"
+
+
+def _stays(values: Sequence[float]) -> bool:
+    """Above 0 and not falling at each of the last looks, half of them all or more."""
+    if len(values) < LOOKS_MIN:
+        return False
+    last = values[-max(LOOKS_MIN, len(values) // 2) :]
+    return min(last) > 0 and _only_rises(last)
 
 
 def _only_rises(values: Sequence[float]) -> bool:

@@ -1,0 +1,54 @@
+"""`kvota doctor` as an operator meets it."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from kvota import cli
+from tests.support.live_node import live_node
+
+RUN = CliRunner()
+
+
+def test_a_machine_is_examined_with_its_verdict_first(tmp_path: Path) -> None:
+    ran = RUN.invoke(cli.app, ["doctor", "--cache-dir", str(tmp_path)])
+    assert ran.exit_code in (0, 1), ran.output
+    first, *rest = ran.output.splitlines()
+    assert first.startswith("This machine ")
+    for name in ("memory", "cores", "python", "libraries", "gpu"):
+        assert any(name in line for line in rest)
+
+
+def test_as_json_each_finding_has_its_level(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+    ran = RUN.invoke(cli.app, ["doctor", "--json", "--cache-dir", str(folder / "models")])
+    shown = json.loads(ran.output)
+    by_name = {one["name"]: one for one in shown["findings"]}
+    assert by_name["model cache"]["level"] == "problem"
+    assert "KVOTA_CACHE_DIR" in by_name["model cache"]["change"]
+    assert "model cache" in shown["verdict"]
+    assert ran.exit_code == 1
+
+
+def test_a_server_is_watched_and_its_stations_shown() -> None:
+    with live_node() as node:
+        assert node.chat(max_tokens=4).status == 200
+        ran = RUN.invoke(cli.app, ["doctor", "--url", f"{node.url}/v1", "--seconds", "1"])
+        assert ran.exit_code == 0, ran.output
+        lines = ran.output.splitlines()
+        assert lines[0].startswith("Nothing to judge by")
+        starts = [line.split()[0] for line in lines if line.split()]
+        assert starts[-6:] == ["client", "door", "line", "prefill", "decode", "stream"]
+        as_json = RUN.invoke(cli.app, ["doctor", "--url", node.url, "--seconds", "1", "--json"])
+    assert len(json.loads(as_json.stdout)["stations"]) == 6
+
+
+def test_a_problem_is_the_exit_status() -> None:
+    with live_node() as node:
+        node.drain()
+        ran = RUN.invoke(cli.app, ["doctor", "--url", node.url, "--seconds", "1"])
+    assert ran.exit_code == 1
+    assert ran.output.startswith("Not ready.")
+    assert "▸" in ran.output
