@@ -197,6 +197,7 @@ class LiveNode(Client):
             _chosen(ServerSettings, self._settings),
             clock=self._clock,
             log=new_log(self._log),
+            log_requests=self.logs_requests,
             load_s=LOAD_S,
         )
         self._server = http_server(node.app)

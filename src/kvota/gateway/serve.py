@@ -16,7 +16,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from random import SystemRandom
 from typing import Any, Final
@@ -32,9 +32,10 @@ from kvota.gateway.plan import ServePlan
 from kvota.gateway.startup_text import show_address
 from kvota.gateway.stores import open_stores
 from kvota.gateway.supervisor import NeverServed
-from kvota.telemetry.log import new_log
+from kvota.telemetry.log import Log, new_log
 
 EXIT_OK: Final = 0
+EXIT_BROKEN: Final = 1
 EXIT_INTERRUPTED: Final = 130
 CUT_GRACE_S: Final = 2.0  # for the error events of what was cut
 
@@ -49,10 +50,12 @@ def run(plan: ServePlan) -> int:
         refuse_open_door(plan.host, has_keys=stores.door.num_keys > 0)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             gateway = Gateway(plan, stores, clock, log, SystemRandom(), closing)
-            return loop.run(_serve(plan, gateway, taken, screen))
+            return loop.run(_serve(plan, gateway, taken, screen, log))
 
 
-async def _serve(plan: ServePlan, gateway: Gateway, taken: socket.socket, screen: Console) -> int:
+async def _serve(
+    plan: ServePlan, gateway: Gateway, taken: socket.socket, screen: Console, log: Log
+) -> int:
     told = stop_signals()
     try:
         if not await _start(gateway, told):
@@ -67,15 +70,13 @@ async def _serve(plan: ServePlan, gateway: Gateway, taken: socket.socket, screen
     listen(taken)
     show_address(screen, *taken.getsockname()[:2], is_open=gateway.door.is_open)
     listening = asyncio.create_task(server.serve(sockets=[taken]))
-    async with _beside(*gateway.chores(), _reload_on(hangup, gateway)):
-        await asyncio.wait(
-            {asyncio.ensure_future(told.wait()), listening}, return_when=asyncio.FIRST_COMPLETED
-        )
+    chores = [*gateway.chores(), _reload_on(hangup, gateway)]
+    is_broken = await _until_told(told, listening, chores, log)
     await _drain(gateway, plan.drain_timeout_s)
     server.should_exit = True
     await listening
     await gateway.close()
-    return EXIT_OK
+    return EXIT_BROKEN if is_broken else EXIT_OK
 
 
 async def _reload_on(hangup: asyncio.Event, gateway: Gateway) -> None:
@@ -133,13 +134,20 @@ def _exit_status(failed: NeverServed, screen: Console) -> int:
     return 1
 
 
-@contextlib.asynccontextmanager
-async def _beside(*chores: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `chores` as long as the block; one that dies of a bug is noticed at its end."""
+async def _until_told(
+    told: asyncio.Event,
+    listening: asyncio.Task[None],
+    chores: Sequence[Coroutine[Any, Any, None]],
+    log: Log,
+) -> bool:
+    """Run the chores until told to stop. True when one of them died of a bug, which ends it all."""
     tasks = [asyncio.create_task(chore) for chore in chores]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    stopping = asyncio.create_task(told.wait())
+    await asyncio.wait({stopping, listening, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    died = [task.exception() for task in tasks if task.done()]
+    for task in (stopping, *tasks):
+        task.cancel()
+    await asyncio.gather(stopping, *tasks, return_exceptions=True)
+    for bug in died:
+        log.critical("a chore of the gateway died", exc_info=bug)
+    return bool(died)
