@@ -82,6 +82,9 @@ def test_the_nodes_report_of_tokens_stays_between_the_two(node: GatewayNode) -> 
         assert reply.status == 200
         assert "x-kvota-usage" not in reply.headers
         assert b": usage" not in reply.content
-    lines = [line for line in node.log.splitlines() if '"tenant": "t"' in line]
-    assert len(lines) == 2, lines
-    assert all('"output_tokens": 5' in line for line in lines)
+    until(lambda: len(lines_of(node, "t")) == 2, "one line for each request")
+    assert all('"output_tokens": 5' in line for line in lines_of(node, "t"))
+
+
+def lines_of(node: GatewayNode, tenant: str) -> list[str]:
+    return [line for line in node.log.splitlines() if f'"tenant": "{tenant}"' in line]
