@@ -16,6 +16,10 @@ help:
 	@echo "make test    install and run lint, types, layers and every test"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make bench   the speed tables of README (about ten minutes)"
+	@echo "make chaos   a gateway under load while everything around it breaks (three minutes)"
+	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
+	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
+	@echo "make test-vllm       real vLLM and llama.cpp servers behind the gateway (gigabytes)"
 	@echo "make bench-desk   admission policies on recorded traffic, simulated (an hour; ARGS=--help)"
 
 $(VENV)/.run: requirements/run.lock pyproject.toml
@@ -46,6 +50,39 @@ bench: $(VENV)/.run .venv-bench/.done
 bench-desk: $(VENV)/.run
 	$(BIN)/python -m bench.desk $(ARGS)
 
+.PHONY: bench-gateway chaos fuzz-gateway test-vllm
+
+bench-gateway: $(VENV)/.dev .venv-litellm/.done
+	$(BIN)/python -m bench.gateway $(ARGS)
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m bench.chaos --minutes 3 $(ARGS)
+
+fuzz-gateway: $(VENV)/.dev
+	KVOTA_FUZZ_CASES=$(or $(CASES),5000) $(BIN)/python -m pytest -n 0 tests/gateway/test_fuzz.py $(ARGS)
+
+test-vllm: $(VENV)/.dev .venv-vllm/.done .venv-llamacpp/.done
+	$(BIN)/python -m scripts.real_backends $(ARGS)
+
+# LiteLLM is a yardstick: where it cannot be installed, its row says so.
+.venv-litellm/.done: requirements/litellm.lock
+	test -x .venv-litellm/bin/python || $(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/litellm.lock \
+	  || echo "LiteLLM cannot be installed here; its row will say so"
+	@touch $@
+
+.venv-llamacpp/.done: requirements/llamacpp.lock
+	test -x .venv-llamacpp/bin/python || $(PYTHON) -m venv .venv-llamacpp
+	.venv-llamacpp/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/llamacpp.lock
+	@touch $@
+
+# vLLM wants three packages that it cannot start with on a machine without a GPU, so they go again.
+.venv-vllm/.done: requirements/vllm.in
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check -r requirements/vllm.in
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
 .venv-bench/.done: requirements/bench.lock
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bench.lock
@@ -60,10 +97,10 @@ golden: .venv-golden/.done
 	@touch $@
 
 lock:
-	for name in run dev bench; do \
+	for name in run dev bench litellm llamacpp; do \
 	  uv pip compile -q --universal --generate-hashes --python-version 3.11 \
 	    --custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.lock || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-golden .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-golden .venv-litellm .venv-llamacpp .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis

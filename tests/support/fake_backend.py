@@ -160,6 +160,7 @@ class FakeBackend:
     ) -> None:
         self.num_tokens = num_tokens
         self.delay_s = delay_s  # before each token
+        self.delays_whole = True  # as well as streams
         self.script: Script | None = None  # instead of generating
         self.scripts: deque[Script] = deque()  # one for each of the next generations, then `script`
         self.overrides: dict[str, Script] = {}  # by path
@@ -248,7 +249,8 @@ class FakeBackend:
         budget = wanted.get("max_completion_tokens") or wanted.get("max_tokens")
         num_tokens = min(self.num_tokens, budget or self.num_tokens)
         if not wanted.get("stream"):
-            await wire.pause(self.delay_s * num_tokens)
+            if self.delays_whole:
+                await wire.pause(self.delay_s * num_tokens)
             await wire.json(whole_answer(asked.path, num_tokens, num_choices(wanted)))
             return
         has_usage = bool((wanted.get("stream_options") or {}).get("include_usage"))
@@ -584,7 +586,7 @@ def _arguments(given: Iterable[str] | None = None) -> argparse.Namespace:
 
 async def _serve(port: int, num_tokens: int, delay_s: float) -> None:
     backend = FakeBackend(num_tokens=num_tokens, delay_s=delay_s)
-    backend.keeps_received = False
+    backend.keeps_received = backend.delays_whole = False
     await backend.listen(port)
     print(f"listening on {backend.url}", flush=True)
     await asyncio.Event().wait()
