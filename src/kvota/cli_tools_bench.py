@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import psutil
 import typer
+import uvloop
 from rich.console import Console
 from rich.markup import escape
 
@@ -236,8 +237,8 @@ def _run(name: str, mode: Mode, where: Where, out: Path | None) -> None:
     """Measure with a bar, print the first table and the verdict, write both files."""
     console = Console(highlight=False)
     try:
-        with progress_bar() as progress:
-            finding = asyncio.run(run(where, mode, Bar(progress)))
+        with progress_bar() as bar, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            finding = runner.run(run(where, mode, Bar(bar)))
         paths = finding.write(out or Path(f"bench-{name}"))
     except KvotaError as error:
         Console(stderr=True, highlight=False).print(escape(error.message), soft_wrap=True)

@@ -48,6 +48,17 @@ def test_a_linear_scale_holds_every_value_and_zero(values: list[float]) -> None:
     assert 2 <= len(scale.ticks()) <= 12
 
 
+@given(st.lists(st.floats(1e3, 1e9), min_size=1, max_size=20))
+def test_without_zero_a_linear_scale_still_holds_every_value(values: list[float]) -> None:
+    scale = linear(values, 0, 100, from_zero=False)
+    slack = 1e-6 * (scale.high - scale.low)
+    for value in values:
+        assert scale.low - slack <= value <= scale.high + slack
+    if max(values) > 1.5 * min(values):
+        room = (max(values) - min(values)) / (scale.high - scale.low)
+        assert room >= 0.4, "the values fill the picture"
+
+
 @given(st.lists(st.floats(1e-6, 1e9), max_size=20))
 def test_a_logarithmic_scale_holds_every_value(values: list[float]) -> None:
     scale = logarithmic(values, 0, 100)

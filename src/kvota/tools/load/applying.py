@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvota.tools.load.bench import Bench
 from kvota.tools.load.capacity import Cap
-from kvota.tools.load.desk_settings import put_desk, write_settings
+from kvota.tools.load.desk_settings import check_writable, put_desk, write_settings
 from kvota.tools.load.measure import Measured
 from kvota.tools.load.sweep import GeneratorLate, Sweep, SweepOptions, trial
 from kvota.tools.load.sweep_page import HEADER, trial_cells
@@ -37,6 +37,7 @@ async def apply_cap(
     knee, cap = result.knee, result.cap
     assert knee is not None
     assert cap is not None
+    check_writable(config, cap.settings)
     rate = OVERLOAD * knee.rate_rps
     before = await _at(bench, options, result, rate)
     in_force = await asyncio.to_thread(put_desk, bench.target.url, api_key, cap.settings)

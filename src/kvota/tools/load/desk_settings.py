@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 
-from kvota.tools.load.toml_line import edit
+from kvota.tools.load.toml_line import edit, edited
 from kvota.tools.server import ServerUnusable, authorization, connection_text, error_text, root_of
 
 TIMEOUT_S = 10.0
@@ -47,4 +47,13 @@ def put_desk(url: str, api_key: str | None, settings: Mapping[str, int]) -> dict
 
 def write_settings(path: Path, settings: Mapping[str, int]) -> None:
     """Into kvota.toml, each in its section; comments stay. Raises CannotEdit."""
-    edit(path, {(SECTION_OF[name], name): value for name, value in settings.items()})
+    edit(path, _placed(settings))
+
+
+def check_writable(path: Path, settings: Mapping[str, int]) -> None:
+    """Raises CannotEdit where `write_settings` would, as far as that can be known before."""
+    edited(path, _placed(settings))
+
+
+def _placed(settings: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    return {(SECTION_OF[name], name): value for name, value in settings.items()}

@@ -16,7 +16,7 @@ from kvota.tools.load.generator import Run
 from kvota.tools.load.percentiles import Spread, percentile
 from kvota.tools.load.schedule import Shape
 from kvota.tools.load.sweep import measure_alone
-from kvota.tools.load.words import UNSURE, ms, p99
+from kvota.tools.load.words import UNSURE, in_ms, ms, p99
 from kvota.tools.report.charts import Bars, bar_chart
 from kvota.tools.report.html import Report, Section, Table
 
@@ -78,9 +78,9 @@ class Isolation:
 
     def report(self, facts: Mapping[str, str]) -> Report:
         bars = [
-            Bars("TTFT p50", [_ms(one.ttft, "p50") for one in self.phases]),
-            Bars("TTFT p99", [_ms(one.ttft, "p99") for one in self.phases]),
-            Bars("stall p99", [_ms(one.stall, "p99") for one in self.phases]),
+            Bars("TTFT p50", [in_ms(one.ttft, "p50") for one in self.phases]),
+            Bars("TTFT p99", [in_ms(one.ttft, "p99") for one in self.phases]),
+            Bars("stall p99", [in_ms(one.stall, "p99") for one in self.phases]),
         ]
         chart = bar_chart([one.name for one in self.phases], bars, "ms")
         text = (
@@ -184,10 +184,6 @@ def _ratio(beside: Spread | None, alone: Spread | None, again: Spread | None) ->
     if beside is None:
         return inf  # nobody was served
     return beside.p99 / lone if lone > 0 else nan
-
-
-def _ms(spread: Spread | None, name: str) -> float:
-    return inf if spread is None else 1000 * float(getattr(spread, name))
 
 
 def _cells(one: Phase) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _charts(result: Soak) -> list[str]:
     charts = []
     if result.looks.memory_bytes:
         points = [(at, value / 2**20) for at, value in result.looks.memory_bytes]
-        charts.append(_chart("memory, MiB", points))
+        charts.append(_chart("memory, MiB", points, from_zero=False))
     charts.append(_chart("TTFT, ms", [(at, 1000 * value) for at, value in result.ttft_points]))
     if result.looks.kv_share:
         points = [(at, 100 * value) for at, value in result.looks.kv_share]
@@ -113,9 +113,9 @@ def _charts(result: Soak) -> list[str]:
     return charts
 
 
-def _chart(label: str, points: Sequence[tuple[float, float]]) -> str:
+def _chart(label: str, points: Sequence[tuple[float, float]], *, from_zero: bool = True) -> str:
     """Medians of short stretches, so that a long run is a line and no cloud."""
     size = max(1, -(-len(points) // CHART_POINTS))
     stretches = [points[at : at + size] for at in range(0, len(points), size)]
     line = [(one[0][0] / 60, median(value for _, value in one)) for one in stretches]
-    return line_chart([Series(label, line)], "minutes", label)
+    return line_chart([Series(label, line)], "minutes", label, from_zero=from_zero)

@@ -1,6 +1,9 @@
 """Open loop at rising rates: where the service stops to serve well, and what to plan with.
 
-    alone ─▶ rates by `knee.next_rate` until it is content ─▶ the recommended rate, measured
+    alone ─▶ rates by `knee.next_rate` until it is content ─▶ the recommended rate, as often
+
+The recommended rate has to hold like the knee did: where it does not, the machine was not the same
+all the time, and nothing is recommended.
 
 Each rate runs a warm-up that is not judged, then a window in which every request counts. A trial in
 which the generator was the bottleneck is repeated, and refused with the whole sweep if it stays so.
@@ -8,6 +11,7 @@ which the generator was the bottleneck is repeated, and refused with the whole s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from kvota.tools.load.bench import Bench
 from kvota.tools.load.capacity import Cap, cap_for
@@ -60,7 +64,7 @@ class Sweep:
     alone: Alone
     trials: Sequence[Measured]
     knee: Knee | None
-    safe: Measured | None = None  # at the recommended rate
+    safe: Sequence[Measured] = ()  # at the recommended rate
     cap: Cap | None = None
     complaint: str | None = None
 
@@ -102,16 +106,35 @@ async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
         knee = knee_of(trials.judged)
         if knee is None:
             return Sweep(slo, alone, trials.measured, None)
-        safe = await trial(bench, options, alone, knee.safe_rps, "safe")
+        safe = [
+            await trial(bench, options, alone, knee.safe_rps, ("safe", number))
+            for number in range(options.repeats)
+        ]
     except GeneratorLate as late:
         return Sweep(slo, alone, trials.measured, knee_of(trials.judged), complaint=str(late))
+    if not _is_safe(safe):
+        return Sweep(slo, alone, trials.measured, knee, safe, complaint=_unsteady(knee, safe))
     cap = cap_for(
         safe_rps=knee.safe_rps,
-        in_flight_p99=safe.in_flight_p99,
+        in_flight_p99=median(one.in_flight_p99 for one in safe),
         ttft_slo_s=slo.ttft_s,
         idle_ttft_s=alone.ttft_s,
     )
     return Sweep(slo, alone, trials.measured, knee, safe, cap)
+
+
+def _is_safe(safe: Sequence[Measured]) -> bool:
+    """The recommended rate holds, by the rule of the knee."""
+    held = [has_held(one.attainment, is_keeping_up=one.is_keeping_up) for one in safe]
+    return 2 * sum(held) > len(held)
+
+
+def _unsteady(knee: Knee, safe: Sequence[Measured]) -> str:
+    good = median(one.attainment for one in safe)
+    return (
+        f"{knee.rate_rps:.3g} requests/s held, but at {knee.safe_rps:.3g} only {good:.0%} were "
+        "good. The machine was not the same all the time: keep others off it and run again."
+    )
 
 
 def _search(options: SweepOptions, alone: Alone) -> Search:

@@ -1,14 +1,13 @@
 """What a sweep shows: the table, the charts, and the sentence to take away."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 
 from kvota.tools.load.knee import ATTAINMENT_MIN, SAFE_SHARE
 from kvota.tools.load.lag import SHARE_MAX
 from kvota.tools.load.measure import Measured
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.sweep import Sweep
-from kvota.tools.load.words import MISSING, UNSURE, ms, p99, share
+from kvota.tools.load.words import MISSING, UNSURE, in_ms, ms, p99, share
 from kvota.tools.report.charts import Mark, Series, line_chart, number
 from kvota.tools.report.html import Report, Section, Table
 
@@ -34,9 +33,7 @@ HOW = (
 def sweep_report(result: Sweep, facts: Mapping[str, str]) -> Report:
     """The page of a sweep."""
     facts = {**facts, "SLO": str(result.slo)}
-    trials = sorted(result.trials, key=lambda one: one.offered_rps)
-    if result.safe is not None:
-        trials = sorted([*trials, result.safe], key=lambda one: one.offered_rps)
+    trials = sorted([*result.trials, *result.safe], key=lambda one: one.offered_rps)
     sections = [
         Section("Rates", HOW, _table(result, trials)),
         Section("Served well", charts=[_goodput_chart(result, trials)]),
@@ -51,7 +48,8 @@ def sweep_report(result: Sweep, facts: Mapping[str, str]) -> Report:
 
 
 def _table(result: Sweep, trials: Sequence[Measured]) -> Table:
-    rows = [trial_cells(one, "(plan)" if one is result.safe else "") for one in trials]
+    safe = {id(one) for one in result.safe}
+    rows = [trial_cells(one, "(plan)" if id(one) in safe else "") for one in trials]
     return Table(HEADER, rows)
 
 
@@ -112,7 +110,7 @@ def _goodput_chart(result: Sweep, trials: Sequence[Measured]) -> str:
 
 def _ttft_chart(result: Sweep, trials: Sequence[Measured]) -> str:
     def unserved(one: Measured) -> float:
-        return _ms_of(one.ttft_or_unserved, "p99")
+        return in_ms(one.ttft_or_unserved, "p99")
 
     return line_chart(
         [
@@ -128,7 +126,7 @@ def _ttft_chart(result: Sweep, trials: Sequence[Measured]) -> str:
 
 def _tpot_chart(result: Sweep, trials: Sequence[Measured]) -> str:
     def stall(one: Measured) -> float:
-        return _ms_of(one.stall, "p99")
+        return in_ms(one.stall, "p99")
 
     return line_chart(
         [
@@ -146,7 +144,7 @@ def _percentile_lines(
     trials: Sequence[Measured], spread: Callable[[Measured], Spread | None]
 ) -> list[Series]:
     def line(name: str) -> Series:
-        return Series(name, _points(trials, lambda one: _ms_of(spread(one), name)))
+        return Series(name, _points(trials, lambda one: in_ms(spread(one), name)))
 
     return [line(name) for name in ("p50", "p95", "p99")]
 
@@ -157,10 +155,6 @@ def _points(trials: Sequence[Measured], figure: Figure) -> list[tuple[float, flo
     for one in trials:
         by_rate.setdefault(one.offered_rps, []).append(figure(one))
     return [(rate, sorted(values)[(len(values) - 1) // 2]) for rate, values in by_rate.items()]
-
-
-def _ms_of(spread: Spread | None, name: str) -> float:
-    return inf if spread is None else 1000 * float(getattr(spread, name))
 
 
 def _knee_marks(result: Sweep) -> list[Mark]:

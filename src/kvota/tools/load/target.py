@@ -32,6 +32,7 @@ from kvota.tools.server import (
 TIMEOUT_S = 30.0
 PROBE_TOKENS = 2
 UNKNOWN_FIELD = (400, 422)
+KEY_HINT = " Give a key with --api-key or in KVOTA_API_KEY."
 FEW, MANY = 20, 120  # words of the two probes for an estimate
 
 
@@ -114,7 +115,8 @@ async def _model_card(client: httpx.AsyncClient, model: str | None) -> dict[str,
     except httpx.HTTPError as error:
         raise ServerUnusable(connection_text(client.base_url, error)) from error
     if response.status_code != httpx.codes.OK:
-        raise ServerUnusable(error_text(response))
+        is_key = response.status_code == httpx.codes.UNAUTHORIZED
+        raise ServerUnusable(error_text(response) + (KEY_HINT if is_key else ""))
     try:
         cards: list[dict[str, Any]] = response.json()["data"]
     except (ValueError, KeyError, TypeError) as error:
@@ -150,7 +152,11 @@ async def _dialect(
             break
     assert seen is not None
     status = "gave no answer" if seen.status is None else f"answered {seen.status} {seen.code}"
-    raise ServerUnusable(f"{url} {status} to a first small request: {seen.message}")
+    raise ServerUnusable(f"{url} {status} to a first small request: {seen.message}{_hint(seen)}")
+
+
+def _hint(seen: Seen) -> str:
+    return KEY_HINT if seen.status == httpx.codes.UNAUTHORIZED else ""
 
 
 async def _exact_prompts(

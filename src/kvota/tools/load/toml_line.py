@@ -23,9 +23,18 @@ class CannotEdit(KvotaError):
 
 def edit(path: Path, changes: Mapping[tuple[str, str], int]) -> None:
     """Set each (section, name) to its value; a missing file is made. Raises CannotEdit."""
+    content = edited(path, changes)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise CannotEdit(f"{path} cannot be changed: {error}.") from error
+
+
+def edited(path: Path, changes: Mapping[tuple[str, str], int]) -> bytes:
+    """What the file would hold then. Raises CannotEdit."""
     try:  # as bytes, so that line ends stay what they are
         text = path.read_bytes().decode() if path.exists() else ""
-        path.write_bytes(with_values(text, changes).encode())
+        return with_values(text, changes).encode()
     except (OSError, UnicodeDecodeError) as error:
         raise CannotEdit(f"{path} cannot be changed: {error}.") from error
     except CannotEdit as error:

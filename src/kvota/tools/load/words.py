@@ -19,6 +19,11 @@ def ms(seconds: float | None) -> str:
     return "unbounded" if seconds == inf else number(1000 * seconds)
 
 
+def in_ms(spread: Spread | None, name: str) -> float:
+    """A percentile for a chart; unbounded, which is drawn as a gap, where nobody was served."""
+    return inf if spread is None else 1000 * float(getattr(spread, name))
+
+
 def share(value: float) -> str:
     """Percent; 100 % only where nothing is missing."""
     if 0.995 <= value < 1:

@@ -52,15 +52,21 @@ def line_chart(
     *,
     log_x: bool = False,
     log_y: bool = False,
+    from_zero: bool = True,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """Lines over a common x axis. Logarithmic axes leave out values of 0 and below."""
+    """Lines over a common x axis. Logarithmic axes leave out values of 0 and below.
+
+    `from_zero=False`: the y axis begins near the lowest value, where only change matters.
+    """
     legend = _Legend([(one.name, one.is_dashed) for one in series])
     upright = [mark.at for mark in marks if not mark.is_level]
     level = [mark.at for mark in marks if mark.is_level]
     shown = [_finite(one.points, log_x=log_x, log_y=log_y) for one in series]
-    x = _scale([x for one in shown for x, _ in one] + upright, LEFT, WIDTH - RIGHT, log_x)
-    y = _scale([y for one in shown for _, y in one] + level, HEIGHT - BOTTOM, legend.height, log_y)
+    x_values = [x for one in shown for x, _ in one] + upright
+    y_values = [y for one in shown for _, y in one] + level
+    x = _scale(x_values, LEFT, WIDTH - RIGHT, is_log=log_x)
+    y = _scale(y_values, HEIGHT - BOTTOM, legend.height, is_log=log_y, from_zero=from_zero)
     parts = [*_y_axis(y, y_label), *_x_axis(x, y, x_label), *_marks(marks, x, y)]
     for number, (one, points) in enumerate(zip(series, shown, strict=True)):
         parts.extend(_line(one, set(points), x, y, _colour(number)))
@@ -206,8 +212,12 @@ def _marks(marks: Sequence[Mark], x: Scale, y: Scale) -> Iterator[str]:
         yield label
 
 
-def _scale(values: Sequence[float], start: float, end: float, is_log: bool) -> Scale:
-    return logarithmic(values, start, end) if is_log else linear(values, start, end)
+def _scale(
+    values: Sequence[float], start: float, end: float, *, is_log: bool, from_zero: bool = True
+) -> Scale:
+    if is_log:
+        return logarithmic(values, start, end)
+    return linear(values, start, end, from_zero=from_zero)
 
 
 def _finite(

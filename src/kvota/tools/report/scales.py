@@ -32,11 +32,12 @@ class Scale:
         return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high)
 
 
-def linear(values: Sequence[float], start: float, end: float) -> Scale:
-    """From 0 (or the lowest, when below) to a round value above the highest."""
-    low, high = min([0.0, *values]), max([0.0, *values])
+def linear(values: Sequence[float], start: float, end: float, *, from_zero: bool = True) -> Scale:
+    """Between round values: from 0 (or the lowest, when below), or from just below the lowest."""
+    zero = [0.0] if from_zero or not values else []
+    low, high = min([*zero, *values]), max([*zero, *values])
     if high == low:
-        high = low + 1.0
+        high = low + (abs(low) or 1.0)
     step = _step(low, high)
     return Scale(floor(low / step) * step, ceil(high / step - 1e-9) * step, start, end)
 
