@@ -11,10 +11,11 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from kvota.tools.evaluate.estimate import Estimate, ratio
+from kvota.tools.evaluate.estimate import Estimate
 from kvota.tools.evaluate.served import Place
 from kvota.tools.server import ServerUnusable
 
@@ -124,9 +125,22 @@ def _score(
 ) -> TaskScore:
     shared = sorted(left.keys() & right.keys())
     num = len(shared)
-    drop = ratio([left[one] - right[one] for one in shared], [1.0] * num)
     before, after = (sum(side[one] for one in shared) / num for side in (left, right))
+    drop = paired([left[one] - right[one] for one in shared])
     return TaskScore(task, metric, num, before, after, drop)
+
+
+def paired(differences: Sequence[float]) -> Estimate:
+    """The mean difference of answers that are right (1) or wrong (0), and its error.
+
+    Few questions without a single difference do not prove that there is none, so the error is that
+    of half a question more in each of the four cells right/wrong × right/wrong (Agresti and Min,
+    Statistics in Medicine 24, 2005).
+    """
+    num, total = len(differences), sum(differences)
+    squares = sum(one * one for one in differences) + 1
+    error = sqrt(squares - total * total / (num + 2)) / (num + 2)
+    return Estimate(total / num, error, num)
 
 
 def pooled(scores: Sequence[TaskScore]) -> TaskScore:
