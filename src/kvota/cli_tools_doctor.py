@@ -26,6 +26,8 @@ from kvota.tools.report.terminal import progress_bar
 EXIT_PROBLEM = 1
 LOOKS_MIN = 6  # in one watch, so that what only passes by is told from what stays
 
+LOOKS_MAX = 200  # each is kept to the end
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -84,7 +86,7 @@ def _examine_server(
         window = watch(
             patient,
             seconds,
-            min(every_s, seconds / LOOKS_MIN),
+            min(max(every_s, seconds / LOOKS_MAX), seconds / LOOKS_MIN),
             lambda gone_s: bar.update(task, completed=gone_s),
         )
     return diagnose(window, targets)

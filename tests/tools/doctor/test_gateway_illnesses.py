@@ -19,8 +19,9 @@ from tests.support.gateway_node import gateway_node
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.light_serve import light_serve
 from tests.support.live_node import until
-from tests.tools.doctor.ward import ward
+from tests.tools.doctor.ward import ENDLESS_S, ward
 
+PATIENT = Targets(ttft_s=ENDLESS_S, tpot_s=ENDLESS_S)
 FEW = KeyLimits(requests_per_minute=5)
 
 
@@ -37,7 +38,7 @@ class Look:
             first = await asyncio.to_thread(self._patient.read, with_usage=True)
             yield
             last = await asyncio.to_thread(self._patient.read, with_usage=True)
-        self.diagnosis: Diagnosis = diagnose(Window([first, last]), Targets())
+        self.diagnosis: Diagnosis = diagnose(Window([first, last]), PATIENT)
         self.names = [one.name for one in self.diagnosis.findings]
 
     def change(self, name: str) -> str:
@@ -77,6 +78,7 @@ async def test_a_key_that_retries_without_waiting_is_named() -> None:
     assert key_id in wild
     assert f"kvota keys limits {key_id}" in look.change(storm)
     assert "refusing: rate_limit_requests" in look.names
+    assert not look.diagnosis.is_partly_hidden
     finding = next(one for one in look.diagnosis.findings if one.name == storm)
     assert "tenant wild" in finding.said
 
@@ -93,6 +95,7 @@ async def test_without_an_operators_key_nobody_is_named() -> None:
                 await world.chat(key=wild)
     assert "retry storm, or far too much load" in look.names
     assert "wild" not in str(look.diagnosis)
+    assert look.diagnosis.is_partly_hidden
 
 
 async def test_an_open_breaker_is_told_with_what_its_backend_answered() -> None:

@@ -158,13 +158,24 @@ def test_first_tokens_that_are_late_for_reading() -> None:
 
 
 def test_a_batch_that_is_too_large_for_the_target() -> None:
-    stage = CostlyStage(sequence_s=0.01)
+    stage = CostlyStage(sequence_s=0.015)
     with live_node(stage) as node, ward(node.url, ended=8, tpot_s=0.04) as examined:
-        assert {reply.status for reply in many(lambda: node.chat(max_tokens=40), 8)} == {200}
+        assert {reply.status for reply in many(lambda: node.chat(max_tokens=30), 8)} == {200}
     found = examined.the("batch too large for the TPOT target")
     assert found.change.startswith("max_running_requests about ")
     advised = int(found.change.split()[2])
     assert 1 <= advised < 8
+
+
+def test_more_places_are_not_advised_where_tokens_are_slow_already() -> None:
+    stage = CostlyStage(sequence_s=0.02)
+    with (
+        live_node(stage, max_running_requests=4) as node,
+        ward(node.url, ended=12, ttft_s=0.3, tpot_s=0.04) as examined,
+    ):
+        assert {reply.status for reply in many(lambda: node.chat(max_tokens=20), 12)} == {200}
+    assert "batch too large for the TPOT target" in examined.names
+    assert examined.the("TTFT is queueing, not prefill").change.startswith("another node")
 
 
 def test_a_machine_that_is_too_slow_even_for_one() -> None:
@@ -193,9 +204,9 @@ def test_long_prompts_that_stall_short_answers() -> None:
 
 
 def test_a_few_very_slow_steps_are_not_blamed_on_requests() -> None:
-    stage = CostlyStage(tenth_s=0.5)
-    with live_node(stage) as node, ward(node.url, ended=1, tpot_s=0.03) as examined:
-        assert node.chat("hi", max_tokens=50).status == 200
+    stage = CostlyStage(tenth_s=1.0)
+    with live_node(stage) as node, ward(node.url, ended=1, tpot_s=0.06) as examined:
+        assert node.chat("hi", max_tokens=31).status == 200
     assert "kvota doctor" in examined.the("a few steps are very slow").change
 
 
@@ -217,7 +228,8 @@ def test_an_engine_that_is_busy_is_not_stuck() -> None:
     with live_node(stage) as node, busy(node, lambda: node.chat(max_tokens=LONG)):
         until(lambda: node.num_running == 1, "it to run")
         with ward(node.url, num_looks=2, stuck_after_s=0.0) as examined:
-            until(lambda: len(node.stage.plans) > 5, "some steps")
+            begun = len(node.stage.plans)
+            until(lambda: len(node.stage.plans) > begun + 2, "some steps")
     assert examined.names == []
     assert examined.found.verdict.startswith("No problem")
 

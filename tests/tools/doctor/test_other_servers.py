@@ -78,8 +78,16 @@ def test_queueing() -> None:
     ill = diagnosed(vllm_page(ttft_s=5.0, queue_s=4.5, waiting=30, kv=0.98))
     assert [one.name for one in ill.findings] == ["TTFT is queueing, not prefill"]
     assert "gpu_memory_utilization" in ill.findings[0].change
+    assert ill.findings[0].source == (
+        "vllm:time_to_first_token_seconds, vllm:request_queue_time_seconds"
+    )
     ill = diagnosed(vllm_page(ttft_s=5.0, queue_s=4.5, waiting=30, kv=0.3))
     assert "max_num_seqs" in ill.findings[0].change
+
+
+def test_late_first_tokens_of_a_server_that_does_not_say_how_long_they_queue() -> None:
+    late = histogram("sglang:time_to_first_token_seconds", 20, 5.0)
+    assert found(late) == ["first tokens are late"]
 
 
 def test_prefill() -> None:

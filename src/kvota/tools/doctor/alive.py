@@ -36,7 +36,7 @@ def stuck(window: Window, targets: Targets) -> Iterable[Finding]:
             change="restart the node; `kvota serve` does that by itself after node_silent_s. Its "
             "log has a line `engine stuck` that says where. A step may also be too large: "
             "max_num_batched_tokens",
-            source=f"{names.GENERATED[0]}, {names.RUNNING[0]}",
+            source=f"{window.named(*names.GENERATED)}, {window.named(*names.RUNNING)}",
         )
     elif not_ready:
         yield Finding(

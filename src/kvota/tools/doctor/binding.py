@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvota.tools.doctor import names
+from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.window import Window
 
 KV_FULL: Final = 0.85  # a desk keeps a margin: with more in use, memory is what is missing
@@ -24,19 +25,23 @@ class Binding:
     source: str
 
 
-def binding(window: Window) -> Binding:
+def binding(window: Window, targets: Targets) -> Binding:
     whys = Counter(
         one.why for requests in window.live for one in requests if one.why and one.position
     )
     if whys:
         why = whys.most_common(1)[0][0] or ""
-        return Binding(why, _change(window, why), "/admin/requests")
+        return Binding(why, _change(window, targets, why), "/admin/requests")
     usage = max(window.gauge(*names.KV_USAGE), default=0.0)
     why = "KV memory" if usage >= KV_FULL else "a place"
-    return Binding(f"{why} (KV in use up to {usage:.0%})", _change(window, why), names.KV_USAGE[0])
+    return Binding(
+        f"{why} (KV in use up to {usage:.0%})",
+        _change(window, targets, why),
+        window.named(*names.KV_USAGE),
+    )
 
 
-def _change(window: Window, why: str) -> str:
+def _change(window: Window, targets: Targets, why: str) -> str:
     if "KV memory" in why:
         if not window.is_kvota:
             return "gpu_memory_utilization up, kv_cache_dtype fp8, a smaller max_model_len"
@@ -50,5 +55,8 @@ def _change(window: Window, why: str) -> str:
         return f"long_request_concurrency{above}, long_kv_share; or another node for long prompts"
     if "paused" in why:
         return "preempt_after_s up, so that long requests are paused later; or another node"
-    places = f"max_running_requests{above}" if window.is_kvota else "max_num_seqs up"
+    places = f"max_running_requests{above}" if window.is_kvota else "a larger max_num_seqs"
+    pace = window.histogram(*names.PER_TOKEN)
+    if pace is not None and pace.share_above(targets.tpot_s) >= targets.late_share:
+        return f"another node: with {places}, tokens would be slower still"
     return f"{places}, while the time per token allows it; or another node"

@@ -44,6 +44,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     stations: tuple[Station, ...]
     span_s: float
     num_ended: int | None
+    is_partly_hidden: bool  # an operator's key would show which requests and keys it is about
 
 
 def diagnose(window: Window, targets: Targets) -> Diagnosis:
@@ -55,6 +56,7 @@ def diagnose(window: Window, targets: Targets) -> Diagnosis:
         stations=stations(window),
         span_s=window.span_s,
         num_ended=None if ended is None else round(ended),
+        is_partly_hidden=window.has_gateway and (not window.live or window.last.usage is None),
     )
 
 

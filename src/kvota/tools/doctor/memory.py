@@ -27,7 +27,8 @@ def leak(window: Window, targets: Targets) -> Iterable[Finding]:
     idle = _usage_while_idle(window)
     if _stays(idle):
         yield _leak(
-            f"{idle[-1]:.1%} of the KV memory is in use and no request is open", names.KV_USAGE[0]
+            f"{idle[-1]:.1%} of the KV memory is in use and no request is open",
+            window.named(*names.KV_USAGE),
         )
 
 
@@ -82,7 +83,7 @@ def thrash(window: Window, targets: Targets) -> Iterable[Finding]:
         + (f"; {wasted:,.0f} tokens were computed twice" if wasted else ""),
         means="more is admitted than fits at its peak; work is thrown away and done again",
         change=_less(window),
-        source=f"{names.PREEMPTIONS[0]}, {names.PREFILLED[0]}",
+        source=f"{window.named(*names.PREEMPTIONS)}, {window.named(*names.PREFILLED)}",
     )
 
 
@@ -117,7 +118,7 @@ def prefix_cache(window: Window, targets: Targets) -> Iterable[Finding]:
             said=f"{asked:,.0f} prompt tokens read, nothing kept of any",
             means="what many prompts have in common is computed again for each",
             change="prefix_cache = true" if window.is_kvota else "--enable-prefix-caching",
-            source=f"{names.HITS[0]}, kvota_kv_blocks",
+            source=f"{window.named(*names.HITS)}, {window.named(*names.LOOKED_UP)}",
         )
     elif prompt and hits is not None and hits < 0.01 * prompt:
         yield Finding(
@@ -127,7 +128,7 @@ def prefix_cache(window: Window, targets: Targets) -> Iterable[Finding]:
             means=_why_useless(window),
             change="put what is the same first in the prompt: instructions before dates, names "
             "and ids; with several nodes, let the gateway keep a conversation on one",
-            source=names.HITS[0],
+            source=window.named(*names.HITS),
         )
 
 

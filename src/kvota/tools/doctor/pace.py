@@ -28,11 +28,12 @@ def first_token(window: Window, targets: Targets) -> Iterable[Finding]:
     said = f"{late:.0%} of first tokens later than {targets.ttft_s:g} s (mean {_s(seen.mean)})"
     if queue is None:
         yield _late(
-            "first tokens are late", said, "the server does not say how long they queue", ""
+            window, "first tokens are late", said, "the server does not say how long they queue", ""
         )
     elif queue.mean >= seen.mean / 2:
-        limit = binding(window)
+        limit = binding(window, targets)
         yield _late(
+            window,
             "TTFT is queueing, not prefill",
             f"{said}; {_s(queue.mean)} of it in line",
             f"waiting for: {limit.said}",
@@ -40,6 +41,7 @@ def first_token(window: Window, targets: Targets) -> Iterable[Finding]:
         )
     else:
         yield _late(
+            window,
             "TTFT is prefill, not queueing",
             f"{said}; {_s(max(seen.mean - queue.mean, 0.0))} of it reading the prompt",
             _prompts(window, seen),
@@ -48,14 +50,16 @@ def first_token(window: Window, targets: Targets) -> Iterable[Finding]:
         )
 
 
-def _late(name: str, said: str, means: str, change: str) -> Finding:
+def _late(window: Window, name: str, said: str, means: str, change: str) -> Finding:
     return Finding(
         name=name,
         level=Level.PROBLEM,
         said=said,
         means=means,
         change=change,
-        source=f"{names.FIRST_TOKEN[0]}, {names.QUEUE[0]}",
+        source=", ".join(
+            filter(None, (window.named(*names.FIRST_TOKEN), window.named(*names.QUEUE)))
+        ),
     )
 
 
@@ -66,8 +70,9 @@ def _nobody_begins(window: Window, targets: Targets) -> Iterable[Finding]:
     waiting = [one for one in window.live[-1] if one.phase == "queued"]
     oldest_s = max((one.age_s for one in waiting), default=0.0)
     if oldest_s > targets.ttft_s:
-        limit = binding(window)
+        limit = binding(window, targets)
         yield _late(
+            window,
             "TTFT is queueing, not prefill",
             f"no first token in {window.span_s:.0f} s; {len(waiting)} wait, the oldest "
             f"{oldest_s:.0f} s",
@@ -102,7 +107,7 @@ def per_token(window: Window, targets: Targets) -> Iterable[Finding]:
             said=said,
             means="not for prompts: something else takes the machine",
             change="`kvota doctor` on that machine: throttling, swap, threads",
-            source=_sources(),
+            source=_sources(window),
         )
     elif batch is not None and batch <= ALONE:
         yield Finding(
@@ -112,7 +117,7 @@ def per_token(window: Window, targets: Targets) -> Iterable[Finding]:
             means="no setting for many requests can help one",
             change="smaller weights (`--weights int4`), a smaller model, more cores; a target that "
             "this machine can meet: `kvota plan`",
-            source=_sources(),
+            source=_sources(window),
         )
     elif batch is not None:
         yield _too_large(window, targets, said, batch, step)
@@ -130,7 +135,7 @@ def _long_prompts(window: Window, said: str) -> Finding:
         means=f"{prefilled:,.0f} prompt tokens read for {generated:,.0f} written: steps that read "
         "long prompts hold up everybody's next token",
         change=own if window.is_kvota else f"{chunk}, enable_chunked_prefill",
-        source=f"{_sources()}, {names.PREFILLED[0]}",
+        source=f"{_sources(window)}, {window.named(*names.PREFILLED)}",
     )
 
 
@@ -152,7 +157,7 @@ def _too_large(
         means="every sequence in a step makes it longer for all of them",
         change=f"{setting} about {advised} (or `kvota bench sweep`, which measures it); more "
         "nodes, if that makes them wait",
-        source=_sources(),
+        source=_sources(window),
     )
 
 
@@ -165,8 +170,9 @@ def _batch(window: Window) -> float | None:
     return sum(running) / len(running) if running else None
 
 
-def _sources() -> str:
-    return f"{names.PER_TOKEN[0]}, {names.STEP[0]}, {names.BATCH}"
+def _sources(window: Window) -> str:
+    named = (window.named(*names.PER_TOKEN), window.named(*names.STEP), window.named(names.BATCH))
+    return ", ".join(dict.fromkeys(name for name in named if name))
 
 
 def _s(seconds: float) -> str:

@@ -67,7 +67,7 @@ def _refusing(
     )
     means, change = reason.means, reason.change
     if not change:
-        limit = binding(window)
+        limit = binding(window, targets)
         means = f"{means}; waiting for: {limit.said}"
         change = _own_setting(code, limit.change)
         source = f"{source}, {limit.source}"

@@ -54,6 +54,10 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         f"Where a request's time went (mean; {diagnosis.span_s:.0f} s{ended})", style="dim"
     )
     _show_stations(diagnosis.stations, console)
+    if diagnosis.is_partly_hidden:
+        console.print(
+            "\nAn operator's key (--api-key) would show requests and keys too.", style="dim"
+        )
 
 
 def as_json(findings: Iterable[Finding]) -> list[object]:

@@ -115,6 +115,10 @@ class Window:
     def has(self, name: str) -> bool:
         return self.last.page.total(name) is not None
 
+    def named(self, *names: str) -> str:
+        """What the page calls a quantity; empty when it has none of the names."""
+        return next((name for name in names if self.has(name) or self.has(f"{name}_count")), "")
+
     def grew(self, *names: str) -> float | None:
         """A counter's growth, all labels together; None when the page has none of the names."""
         for name in names:
