@@ -1,4 +1,7 @@
+import asyncio
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ from kvota.cli import app
 from kvota.core.errors import KvotaError
 from kvota.tools.load.loopback import ForeignHost
 from kvota.traffic.opening import TraceFormat, format_of
+from tests.support.counting_backend import counting, tokenizing
+from tests.support.fake_backend import FakeBackend
 
 RUN = CliRunner()
 HEAD = "bench/traces/mooncake_conversation_head.jsonl.gz"
@@ -73,3 +78,34 @@ def test_no_load_goes_to_another_machine_unasked() -> None:
 def test_what_an_operator_can_fix_is_said_without_a_traceback(flags: list[str]) -> None:
     result = RUN.invoke(app, ["replay", *flags])
     assert isinstance(result.exception, KvotaError)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A backend on a loop of its own, as the command runs one too."""
+    with asyncio.Runner() as runner:
+        backend = FakeBackend()
+        backend.script = counting
+        backend.overrides["/tokenize"] = tokenizing
+        runner.run(backend.listen())
+        loop = runner.get_loop()
+        serving = threading.Thread(target=loop.run_forever)
+        serving.start()
+        yield backend.url
+        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        serving.join(20)
+
+
+def test_a_replay_is_shown_and_written(url: str, tmp_path: Path) -> None:
+    data, page = tmp_path / "replay.json", tmp_path / "replay.html"
+    flags = ["--url", url, "--max-requests", "20", "--time-scale", "0.01", "--length-scale", "64"]
+    flags += ["--json", str(data), "--html", str(page), "--drain-s", "20"]
+    result = RUN.invoke(app, ["replay", HEAD, *flags])
+    facts = json.loads(data.read_text())
+    assert result.exit_code == (0 if facts["refused"] is None else 1)
+    assert len(facts["requests"]) == 20
+    assert all(one["code"] is None for one in facts["requests"])
+    assert (facts["time_scale"], facts["length_scale"]) == (0.01, 64)
+    assert "lag of the generator" in result.stdout
+    assert "Replay of mooncake_conversation_head" in page.read_text()

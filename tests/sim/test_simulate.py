@@ -88,3 +88,8 @@ def test_an_unknown_trace_is_said_by_name(tmp_path: Path) -> None:
     path.write_text("hello\n")
     with pytest.raises(ConfigError, match=r"notes\.txt: its first line is 'hello'; not a journal"):
         simulate(asked(path))
+
+
+def test_lengths_that_do_not_divide_a_prefix_block_are_an_operators_error() -> None:
+    with pytest.raises(ConfigError, match="does not divide the prefix block of 512"):
+        simulate(asked("mooncake_conversation_head.jsonl.gz", scaling=Scaling(length=7)))

@@ -52,7 +52,10 @@ def simulate(asked: Simulation) -> WorldResult:
 
 def judged_of(asked: Simulation) -> tuple[list[Arrival], list[Arrival]]:
     """The requests to learn from, and those to serve. Raises ConfigError when there is none."""
-    arrivals = list(islice(asked.scaling.apply(read_trace(asked)), asked.num_requests_max))
+    try:
+        arrivals = list(islice(asked.scaling.apply(read_trace(asked)), asked.num_requests_max))
+    except ValueError as error:
+        raise ConfigError(f"{asked.trace}: {error}.") from None
     if not arrivals:
         raise ConfigError(f"{asked.trace}: no request lies in what was asked for")
     return split(arrivals, asked.history_share)
