@@ -83,6 +83,8 @@ def _by_name(
 ) -> Scored:
     logprobs = choice["logprobs"]
     num = len(ids) if ids is not None else int(answer["usage"]["prompt_tokens"])
+    if len(logprobs["tokens"]) > num + 1:
+        raise Unexpected("the tokens are not the prompt's: `echo` is not known here")
     names, values = logprobs["tokens"][:num], logprobs["token_logprobs"][:num]
     tops = (logprobs.get("top_logprobs") or [None] * num)[:num]
     if not len(names) == len(values) == len(tops) == num:

@@ -14,6 +14,7 @@ from kvota.tools.evaluate.agreement import Agreement
 from kvota.tools.evaluate.gate import Check, Rules, Verdict
 from kvota.tools.evaluate.likelihood import Likelihood
 from kvota.tools.evaluate.run import Evaluation, Side
+from kvota.tools.evaluate.texts import Text
 from kvota.tools.report.charts import Bars, bar_chart
 from kvota.tools.report.html import Report, Section, Table
 
@@ -54,7 +55,12 @@ def verdict_text(found: Evaluation) -> str:
 def likelihood_table(found: Evaluation) -> Table:
     """A line for each text, all texts first."""
     header = ("text", "tokens", "before", "after", "rise", "±", "KL ≥", "seen", "same top")
-    return Table(header, [_likelihood_row(one) for one in found.likelihood])
+    return Table(header, [_likelihood_row(one) for one in _shown(found)])
+
+
+def _shown(found: Evaluation) -> Sequence[Likelihood]:
+    """A single text is not shown twice, as itself and as all texts."""
+    return found.likelihood[1:] if len(found.likelihood) == 2 else found.likelihood
 
 
 def _likelihood_row(one: Likelihood) -> list[str]:
@@ -146,12 +152,16 @@ def facts(found: Evaluation, written_at: str) -> dict[str, str]:
     return {
         "baseline": side_text(found.baseline),
         "candidate": side_text(found.candidate),
-        "read": f"{len(options.texts)} texts in windows of {options.window} tokens",
+        "read": f"{_names(options.texts)} in windows of {options.window} tokens",
         "continued": f"{len(options.prompts)} prompts by up to {options.max_tokens} tokens",
         "allowed": _rules(options.rules),
         "when": written_at,
         "kvota": __version__,
     }
+
+
+def _names(texts: Sequence[Text]) -> str:
+    return ", ".join(one.name for one in texts)
 
 
 def side_text(side: Side) -> str:
@@ -192,10 +202,11 @@ def report(found: Evaluation, written_at: str) -> Report:
 
 
 def _charts(found: Evaluation) -> list[str]:
-    names = [one.name for one in found.likelihood]
-    rises = [100 * expm1(one.difference.mean) for one in found.likelihood]
+    shown = _shown(found)
+    names = [one.name for one in shown]
+    rises = [100 * expm1(one.difference.mean) for one in shown]
     charts = [bar_chart(names, [Bars("rise", rises)], "rise of perplexity, %")]
-    apart = [one.divergence.mean for one in found.likelihood if one.divergence is not None]
+    apart = [one.divergence.mean for one in shown if one.divergence is not None]
     if len(apart) == len(names):
         charts.append(bar_chart(names, [Bars("KL", apart)], "KL divergence, nats per token"))
     return charts
