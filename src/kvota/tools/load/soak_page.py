@@ -58,7 +58,7 @@ def _memory_words(memory: Trend | None) -> str:
         case Verdict.LEAK:
             return f"Memory leaks: {mib(HOUR_S * memory.slope.per_s)} per hour."
         case Verdict.STEADY:
-            return "Memory is steady."
+            return f"Memory is steady: {mib(memory.growth)} in {memory.span_s / 60:.2g} minutes."
         case Verdict.UNDECIDED:
             return "Whether memory grows is undecided: run longer."
 
@@ -68,7 +68,7 @@ def _ttft_words(ttft: Trend) -> str:
         case Verdict.LEAK:
             return f"TTFT rises: {ms(HOUR_S * ttft.slope.per_s)} ms per hour."
         case Verdict.STEADY:
-            return "TTFT is steady."
+            return f"TTFT is steady: {ms(ttft.growth)} ms in {ttft.span_s / 60:.2g} minutes."
         case Verdict.UNDECIDED:
             return "Whether TTFT drifts is undecided: run longer."
 
