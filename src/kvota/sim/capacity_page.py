@@ -12,7 +12,7 @@ EXACT, SAMPLED = "whole", "pool"  # what was simulated
 
 def curve_table(curve: CapacityCurve, price_per_hour: float | None) -> Table:
     """`price_per_hour` of one replica, in whatever currency; None: no costs are shown."""
-    header = ["load", "requests", "per s", "replicas", "simulated", "good", "TTFT p99 s"]
+    header = ["load", "requests", "per s", "replicas", "from", "good", "TTFT p99"]
     if price_per_hour is not None:
         header += ["an hour", "per 1,000"]
     return Table(header, [_row(one, price_per_hour) for one in curve.points])
@@ -94,7 +94,7 @@ def _row(one: CapacityPoint, price_per_hour: float | None) -> list[str]:
         f"{one.num_replicas:,}",
         EXACT if one.is_exact else SAMPLED,
         f"{run.attainment:.1%}",
-        number(run.ttft_p99_s),
+        f"{number(run.ttft_p99_s)} s",
     ]
     if price_per_hour is not None:
         row += [f"{cost:,.2f}" for cost in _costs(one, price_per_hour)]
