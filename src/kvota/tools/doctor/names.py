@@ -32,8 +32,18 @@ STEP: Final = (
     "sglang:inter_token_latency_seconds",
 )
 BATCH: Final = "kvota_step_batch_size"
-RUNNING: Final = ("kvota_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING: Final = ("kvota_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
+RUNNING: Final = (
+    "kvota_requests_running",
+    "kvota_gateway_backend_requests_running",
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+)
+WAITING: Final = (
+    "kvota_requests_waiting",
+    "kvota_gateway_backend_requests_waiting",
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+)
 KV_USAGE: Final = (
     "kvota_kv_cache_usage_ratio",
     "vllm:kv_cache_usage_perc",
@@ -42,11 +52,13 @@ KV_USAGE: Final = (
 )
 PROMPT: Final = (
     "kvota_prompt_tokens_total",
+    "kvota_gateway_prompt_tokens_total",
     "vllm:prompt_tokens_total",
     "sglang:prompt_tokens_total",
 )
 OUTPUT: Final = (
     "kvota_output_tokens_total",
+    "kvota_gateway_output_tokens_total",
     "vllm:generation_tokens_total",
     "sglang:generation_tokens_total",
 )

@@ -9,7 +9,9 @@
      └ first token at the gateway − first token at the node: keys, filters, routing, attempts
 
 Without a gateway on the page the door is not measured, and waiting for the client to read shows
-where the stream is written: both are one figure there, under `client`.
+where the stream is written: both are one figure there, under `client`. Where a server does not
+say how long requests queue, line and prefill are one figure, under `prefill`; where it does not
+measure the pace of tokens, everything after the first one is under `decode`.
 """
 
 from collections.abc import Iterable
@@ -36,6 +38,7 @@ def stations(window: Window) -> tuple[Station, ...]:
     door_s, client_s, stream_s = _ends(window)
     waiting = window.gauge(*names.WAITING)
     num_waiting = int(waiting[-1]) if waiting else None
+    has_queue, has_pace = bool(window.named(*names.QUEUE)), _has_pace(window)
     return (
         Station(name="client", mean_s=client_s, num_now=None, how="last token to last byte taken"),
         Station(name="door", mean_s=door_s, num_now=None, how="keys, filters, routing"),
@@ -44,11 +47,11 @@ def stations(window: Window) -> tuple[Station, ...]:
         ),
         Station(
             name="prefill", mean_s=_prefill(window), num_now=_count(window, "prefill"),
-            how="reading the prompt",
+            how="reading the prompt" if has_queue else "waiting in line and reading the prompt",
         ),
         Station(
             name="decode", mean_s=decode_s(window), num_now=_count(window, "decode"),
-            how="writing tokens",
+            how="writing tokens" if has_pace else "writing and sending tokens",
         ),
         Station(name="stream", mean_s=stream_s, num_now=None, how="node to gateway"),
     )  # fmt: skip
@@ -65,8 +68,10 @@ def decode_s(window: Window) -> float | None:
         return measured
     per_token, whole = _mean(window, *names.PER_TOKEN), window.histogram(*names.WHOLE)
     first_s, output = _mean(window, *names.FIRST_TOKEN), window.grew(*names.OUTPUT)
-    if per_token is None or whole is None or first_s is None or output is None:
+    if whole is None or first_s is None:
         return None
+    if per_token is None or output is None:
+        return max(whole.mean - first_s, 0.0)
     tokens = max(output / whole.count - 1, 0.0)
     return min(per_token * tokens, max(whole.mean - first_s, 0.0))
 
@@ -76,14 +81,14 @@ def _prefill(window: Window) -> float | None:
     if measured is not None:
         return measured
     first_s, queue_s = _mean(window, *names.FIRST_TOKEN), _mean(window, *names.QUEUE)
-    return None if first_s is None or queue_s is None else max(first_s - queue_s, 0.0)
+    return None if first_s is None else max(first_s - (queue_s or 0.0), 0.0)
 
 
 def _ends(window: Window) -> tuple[float | None, float | None, float | None]:
     """Door, client and stream."""
     first_s, whole_s = _mean(window, *names.FIRST_TOKEN), _mean(window, *names.WHOLE)
     decoding_s = decode_s(window)
-    if first_s is None or whole_s is None or decoding_s is None:
+    if first_s is None or whole_s is None or decoding_s is None or not _has_pace(window):
         return None, None, None
     after_s = max(whole_s - first_s - decoding_s, 0.0)
     front_first_s = _mean(window, f"{_GATEWAY}_time_to_first_token_seconds")
@@ -96,6 +101,10 @@ def _ends(window: Window) -> tuple[float | None, float | None, float | None]:
         return None, after_s, None
     later_s = (front_whole_s - front_first_s) - (whole_s - first_s)
     return max(front_first_s - first_s, 0.0), max(later_s, 0.0), after_s
+
+
+def _has_pace(window: Window) -> bool:
+    return bool(window.named(*names.PER_TOKEN, "vllm:request_decode_time_seconds"))
 
 
 def _mean(window: Window, *histograms: str) -> float | None:
