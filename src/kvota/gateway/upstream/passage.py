@@ -105,7 +105,10 @@ class ErrorEvent(Exception):
 
 
 class Passage:
-    """`take` each event in order; `tally` and `has_content` say how far the answer is."""
+    """`take` each event in order, and `report` after those that came together.
+
+    `tally` and `has_content` say how far the answer is.
+    """
 
     def __init__(
         self, ask: Ask, *, watcher: Watcher, text_filter: TextFilter | None = None
@@ -117,6 +120,7 @@ class Passage:
         self.has_content = False  # anything that cannot be said again: text, tools, an ending
         self.is_done = False  # the backend has said [DONE]
         self._produced = [0] * ask.num_choices  # as far as each can be told
+        self._news: dict[int, bool] = {}  # choices that the watcher has not heard of; has it ended?
         self._num_seen = 0  # tokens, counted from chunks
         self._usage: bytes | None = None  # the usage object, as it came
         self._like: bytes | None = None  # a chunk of this stream
@@ -148,6 +152,12 @@ class Passage:
         ended = self._ended_before(parts)
         self._count(parts, chunk.usage, ended, now)
         return self._changed(value, chunk, ended)
+
+    def report(self) -> None:
+        """Tell the watcher how far each choice is: once for all that arrived together."""
+        for choice, is_done in self._news.items():
+            self._watcher.produced(choice, self._produced[choice], is_done=is_done)
+        self._news.clear()
 
     def usage(self) -> dict[str, object]:
         """The usage of the whole answer: the backend's, where it gave one."""
@@ -194,8 +204,7 @@ class Passage:
         for part in parts:
             if part.index not in ended and (num_new or part.finish_reason):
                 self.has_content = True
-                num_tokens = self._produced[part.index]
-                self._watcher.produced(part.index, num_tokens, is_done=bool(part.finish_reason))
+                self._news[part.index] = bool(part.finish_reason)
 
     def _count_part(self, part: Part) -> int:
         if not 0 <= part.index < len(self._produced):

@@ -177,6 +177,7 @@ class Relay:
                     self._num_held += len(passed)
                 if passage.is_done:
                     break
+            passage.report()
         except EventTooLong as error:
             raise self._reply.failure(FailureKind.TOO_LARGE, f"sent too much: {error}") from None
         except BrokenEvent as error:
