@@ -12,6 +12,7 @@ from kvota.traffic.numbers import LengthFigures, Shape
 from kvota.traffic.opening import open_traffic
 from kvota.traffic.servegen import read_clients
 from kvota.traffic.shape import shape_of, shape_of_clients
+from kvota.traffic.traces import TraceError
 
 TRACES = Path("bench/traces")
 ALL_TRACES = Path(os.environ.get("KVOTA_TRACES", "../shared/traces"))
@@ -137,7 +138,7 @@ def test_the_busiest_tenants_are_counted() -> None:
 
 
 def test_nothing_has_no_shape() -> None:
-    with pytest.raises(ValueError, match="holds no request"):
+    with pytest.raises(TraceError, match="no request"):
         shape_of([])
 
 

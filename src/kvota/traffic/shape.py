@@ -16,6 +16,7 @@ from kvota.traffic.arrival import Arrival
 from kvota.traffic.numbers import Burstiness, LengthFigures, PopulationShape, Shape
 from kvota.traffic.prefixes import ReuseCount
 from kvota.traffic.servegen import WINDOW_S, Client, Lengths
+from kvota.traffic.traces import TraceError
 
 WINDOWS_S = (1, 10, 60)
 LONG_TOKENS = 4096
@@ -24,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def shape_of(arrivals: Iterable[Arrival]) -> Shape:
-    """Walks them once and keeps three numbers of each. Raises ValueError when there is none."""
+    """Walks them once and keeps three numbers of each. Raises TraceError when there is none."""
     times, prompts, outputs = array("d"), array("q"), array("q")
     tenants: Counter[str] = Counter()
     reuse = ReuseCount()
@@ -35,7 +36,7 @@ def shape_of(arrivals: Iterable[Arrival]) -> Shape:
         tenants[one.tenant] += 1
         reuse.add(one)
     if not times:
-        raise ValueError("it holds no request")
+        raise TraceError("There is no request in it that could be measured.")
     at_s = np.sort(np.array(times))
     at_s -= at_s[0]
     prompt, output = np.array(prompts, dtype=np.float64), np.array(outputs, dtype=np.float64)
@@ -73,7 +74,7 @@ def shape_of_clients(clients: Sequence[Client]) -> PopulationShape:
             _weigh(prompts, period.prompt, rate)
             _weigh(outputs, period.output, rate)
     if not windows:
-        raise ValueError("none of its clients has any traffic")
+        raise TraceError("None of its clients has any traffic.")
     prompt, output = _weighted_figures(prompts), _weighted_figures(outputs)
     return PopulationShape(
         num_clients=len(clients),
