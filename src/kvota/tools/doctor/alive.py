@@ -33,9 +33,9 @@ def stuck(window: Window, targets: Targets) -> Iterable[Finding]:
             level=Level.PROBLEM,
             said=f"{said} ({phases})" if phases else said,
             means=f"/ready: {not_ready}" if not_ready else "/ready still says ready",
-            change="restart the node; `kvota serve` does that by itself after node_silent_s. Its "
-            "log has a line `engine stuck` that says where. A step may also be too large: "
-            "max_num_batched_tokens",
+            change="restart the node (`kvota serve` does that by itself); its log has a line "
+            "`engine stuck` that says where. If single steps take so long: "
+            "max_num_batched_tokens down, stuck_after_s up",
             source=f"{window.named(*names.GENERATED)}, {window.named(*names.RUNNING)}",
         )
     elif not_ready:
