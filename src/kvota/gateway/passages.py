@@ -6,7 +6,7 @@
     GET    /tokenizer_info                           of the first own node
     GET · PUT /admin/desk                            of the own node, or the one in ?backend=NAME
 
-Requests at foreign backends are shown by the gateway itself: it keeps their desk.
+Requests at foreign backends are not listed: where those are, their engines do not tell.
 """
 
 from collections.abc import Mapping
