@@ -104,7 +104,7 @@ def test_one_ruined_language_fails_though_the_whole_is_within_limits() -> None:
 
 def test_a_limit_of_kl_needs_a_kl() -> None:
     checks = likelihood_checks(Rules(max_kl=0.1), summarize(windows("english", 0.0)), "no tokens")
-    assert (checks[1].name, checks[1].reason) == ("KL divergence", "no tokens")
+    assert (checks[1].name, checks[1].reason) == ("KL divergence, lower bound", "no tokens")
 
 
 def agreeing(share: float) -> Agreement:

@@ -105,7 +105,7 @@ def likelihood_checks(rules: Rules, found: Sequence[Likelihood], absent: str) ->
     ]
     if rules.max_kl is not None:
         kl = whole.divergence if whole else None
-        checks.append(judge("KL divergence", kl, rules.max_kl, absent))
+        checks.append(judge("KL divergence, lower bound", kl, rules.max_kl, absent))
     return checks
 
 
