@@ -1,5 +1,7 @@
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from kvota import cli_gateway
 from kvota.core.errors import ConfigError
 from kvota.gateway.upstream.kinds import BackendKind
+from kvota.tools.evaluate.page import FORMAT
 from tests.support.gateway_node import GatewayNode, gateway_node
 
 
@@ -50,6 +53,38 @@ def test_a_running_gateway_is_told_and_asked(
     assert run(arguments, monkeypatch) == status
     out, err = capsys.readouterr()
     assert said in " ".join((out + err).split()) or said in out + err
+
+
+@pytest.mark.parametrize(
+    ("candidate", "verdict", "status", "said"),
+    [
+        ("tiny", "good", 0, "stable"),
+        ("tiny", "worse", 2, "does not say that tiny is good"),
+        ("other", "good", 2, "is about other, not about tiny"),
+    ],
+)
+def test_a_version_can_be_promoted_only_with_a_good_evaluation(
+    node: GatewayNode,
+    candidate: str,
+    verdict: str,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "evaluate.json"
+    side = {"url": node.url, "model": "old"}
+    found = {
+        "format": FORMAT, "verdict": verdict, "reason": "It was measured.",
+        "written_at_s": time.time(), "baseline": side,
+        "candidate": {**side, "model": candidate},
+    }  # fmt: skip
+    file.write_text(json.dumps(found))
+    arguments = ["rollout", "promote", "tiny", "tiny", "--require", str(file), "--url", node.url]
+    assert run(arguments, monkeypatch) == status
+    out, err = capsys.readouterr()
+    assert said in " ".join((out + err).split())
 
 
 def test_a_gateway_that_is_not_there_is_told(

@@ -1,6 +1,8 @@
 """The commands `kvota serve`, `kvota gateway`, `kvota reload` and `kvota rollout …`."""
 
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import httpx
@@ -134,10 +136,40 @@ def rollout_set(
 
 @rollouts.command("promote")
 def rollout_promote(
-    model: str, version: str, url: _UrlOption = _URL, api_key: _KeyOption = None
+    model: str,
+    version: str,
+    url: _UrlOption = _URL,
+    api_key: _KeyOption = None,
+    require: Annotated[
+        Path | None,
+        typer.Option(help="Only if this JSON of `kvota evaluate` says that the version is good."),
+    ] = None,
 ) -> None:
     """Make a version the stable one, with all requests."""
+    if require is not None:
+        _require_evaluation(require, model, version, url, api_key)
     _change_rollout(model, {"promote": version}, url, api_key)
+
+
+def _require_evaluation(
+    file: Path, model: str, version: str, url: str, api_key: str | None
+) -> None:
+    """Raises NotProven unless the file is about the version and finds it good."""
+    # Imported here: servers are started by this module too, and have no use for it.
+    from kvota.tools.evaluate.result import require_good
+
+    routes = _call("GET", url, "/admin/rollouts", api_key)["data"]
+    served_as = next(
+        (
+            one["served_as"]
+            for route in routes
+            if route["model"] == model
+            for one in route["versions"]
+            if one["name"] == version
+        ),
+        None,  # the gateway itself will say that there is no such version
+    )
+    require_good(file, model=served_as, now_s=time.time())
 
 
 @rollouts.command("rollback")
