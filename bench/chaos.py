@@ -127,7 +127,7 @@ async def load(
 
 
 def _troubles(gateway: GatewayProcess, seed: int) -> list[Coroutine[Any, Any, None]]:
-    monkey = Monkey(list(gateway.backends), Random(f"{seed} {gateway.name} monkey"), every_s=2.0)
+    monkey = Monkey(list(gateway.backends), Random(f"{seed} {gateway.name} monkey"), every_s=5.0)
     troubles = [monkey.run(), gateway.reload_now_and_then(every_s=3.0)]
     if gateway.has_node:
         troubles.append(gateway.trouble_node(every_s=8.0))

@@ -162,7 +162,7 @@ class Monkey:
             while True:
                 await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._every_s)
                 backend = self._chance.choice(self._backends)
-                away_s = self._chance.uniform(0.1, 2.0) * self._every_s
+                away_s = self._chance.uniform(0.05, 1.0) * self._every_s
                 if backend.is_down:
                     continue
                 trouble = backend.kill if self._chance.random() < 0.7 else backend.be_ill

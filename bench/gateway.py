@@ -12,6 +12,7 @@ Exits with 1 when an aim is missed.
 
 import argparse
 import asyncio
+import signal
 import statistics
 import sys
 import time
@@ -33,6 +34,7 @@ from bench.gateway_proxies import (
     LITELLMS,
     OURS,
     PASS_THROUGH,
+    SHORT_TOKENS,
     Proxy,
     ProxyFailed,
     fake_backend,
@@ -96,7 +98,9 @@ class Aim:
 
 async def measure(proxy: Proxy, direct_port: int, seconds: float, row: Row) -> None:
     """One round of load; better figures replace those of the row."""
-    whole = chat_request(proxy.port, model=MODEL, key=proxy.key, max_tokens=8, is_stream=False)
+    whole = chat_request(
+        proxy.port, model=MODEL, key=proxy.key, max_tokens=SHORT_TOKENS, is_stream=False
+    )
     await ask_together(proxy.port, whole, NUM_CLIENTS, 0.5)  # warm
     rate = await _per_cpu_s(proxy, lambda: ask_together(proxy.port, whole, NUM_CLIENTS, seconds))
     row.requests = max(row.requests, rate)
@@ -105,7 +109,9 @@ async def measure(proxy: Proxy, direct_port: int, seconds: float, row: Row) -> N
     )
     rate = await _per_cpu_s(proxy, lambda: ask_together(proxy.port, stream, NUM_STREAMS, seconds))
     row.tokens = max(row.tokens, STREAM_TOKENS * rate)
-    direct = chat_request(direct_port, model=MODEL, key=None, max_tokens=8, is_stream=False)
+    direct = chat_request(
+        direct_port, model=MODEL, key=None, max_tokens=SHORT_TOKENS, is_stream=False
+    )
     through = await latencies_s(proxy.port, whole, NUM_LATENCIES)
     without = await latencies_s(direct_port, direct, NUM_LATENCIES)
     row.added_s = min(row.added_s, statistics.median(through) - statistics.median(without))
@@ -204,6 +210,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=list(WAYS), action="append")
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of every `finally`
     ways = {name: way for name, way in WAYS.items() if not flags.only or name in flags.only}
     if not LITELLM.exists() and ways.pop(LITELLMS, None) is not None:
         print(f"{LITELLMS}: not run; it is not installed in .venv-litellm (make bench-gateway)")

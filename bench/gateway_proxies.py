@@ -29,6 +29,7 @@ from tests.support.fake_backend import MODEL
 START_MAX_S: Final = 300.0  # LiteLLM imports for a minute where the machine is busy
 STOP_MAX_S: Final = 20.0
 LITELLM: Final = Path(".venv-litellm/bin/litellm")
+SHORT_TOKENS: Final = 8  # of an answer that is asked for as a whole
 MANY: Final = 10**9
 NUM_KEYS: Final = 100
 PASS_THROUGH: Final = "pass-through"
@@ -61,10 +62,11 @@ class Proxy:
 
 @contextlib.contextmanager
 def fake_backend(num_tokens: int, delay_s: float = 0.0) -> Iterator[int]:
-    """Its port. `delay_s` before each of `num_tokens` tokens."""
+    """Its port. `delay_s` before each of `num_tokens` tokens; short answers come at once."""
     port = free_port()
     command = [sys.executable, "-m", "tests.support.fake_backend", "--port", str(port)]
     command += ["--tokens", str(num_tokens), "--delay-s", str(delay_s)]
+    command += ["--at-once", str(SHORT_TOKENS)]
     with _running(command, port, {}):
         yield port
 

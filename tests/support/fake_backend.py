@@ -160,7 +160,7 @@ class FakeBackend:
     ) -> None:
         self.num_tokens = num_tokens
         self.delay_s = delay_s  # before each token
-        self.delays_whole = True  # as well as streams
+        self.num_at_once = 0  # answers of so many tokens come at once all the same
         self.script: Script | None = None  # instead of generating
         self.scripts: deque[Script] = deque()  # one for each of the next generations, then `script`
         self.overrides: dict[str, Script] = {}  # by path
@@ -248,16 +248,16 @@ class FakeBackend:
         wanted = asked.json
         budget = wanted.get("max_completion_tokens") or wanted.get("max_tokens")
         num_tokens = min(self.num_tokens, budget or self.num_tokens)
+        delay_s = self.delay_s if num_tokens > self.num_at_once else 0.0
         if not wanted.get("stream"):
-            if self.delays_whole:
-                await wire.pause(self.delay_s * num_tokens)
+            await wire.pause(delay_s * num_tokens)
             await wire.json(whole_answer(asked.path, num_tokens, num_choices(wanted)))
             return
         has_usage = bool((wanted.get("stream_options") or {}).get("include_usage"))
         await wire.head()
         for event in ordinary_events(asked.path, num_tokens, num_choices(wanted), has_usage):
-            if self.delay_s:
-                await wire.pause(self.delay_s)
+            if delay_s:
+                await wire.pause(delay_s)
             if wire.is_gone.is_set():
                 return
             await wire.send(event)
@@ -581,12 +581,14 @@ def _arguments(given: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--at-once", type=int, default=0)
     return parser.parse_args(None if given is None else list(given))
 
 
-async def _serve(port: int, num_tokens: int, delay_s: float) -> None:
+async def _serve(port: int, num_tokens: int, delay_s: float, num_at_once: int) -> None:
     backend = FakeBackend(num_tokens=num_tokens, delay_s=delay_s)
-    backend.keeps_received = backend.delays_whole = False
+    backend.keeps_received = False
+    backend.num_at_once = num_at_once
     await backend.listen(port)
     print(f"listening on {backend.url}", flush=True)
     await asyncio.Event().wait()
@@ -594,4 +596,4 @@ async def _serve(port: int, num_tokens: int, delay_s: float) -> None:
 
 if __name__ == "__main__":
     arguments = _arguments()
-    uvloop.run(_serve(arguments.port, arguments.tokens, arguments.delay_s))
+    uvloop.run(_serve(arguments.port, arguments.tokens, arguments.delay_s, arguments.at_once))
