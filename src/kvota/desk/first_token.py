@@ -37,13 +37,18 @@ class FadingLine:
 
     def at(self, x: float) -> float:
         """y there; 0 while no point is known."""
-        num, sum_x, sum_y, xx, xy = (float(moment) for moment in self._moments)
+        start, slope = self.terms()
+        return start + slope * x
+
+    def terms(self) -> tuple[float, float]:
+        """a and b; both 0 while no point is known."""
+        num, sum_x, sum_y, xx, xy = self._moments.tolist()
         if num == 0:
-            return 0.0
+            return 0.0, 0.0
         spread = num * xx - sum_x * sum_x
         slope = (num * xy - sum_x * sum_y) / spread if spread > 1e-9 * num * xx else 0.0
         slope = max(slope, 0.0)
-        return max((sum_y - slope * sum_x) / num, 0.0) + slope * x
+        return max((sum_y - slope * sum_x) / num, 0.0), slope
 
 
 class FirstTokens:
@@ -84,8 +89,9 @@ class FirstTokens:
         if len(self._seen) < _NUM_ENOUGH:
             return 0.0
         spreads = []
+        start_s, slope_s = self._line.terms()
         for tokens, seconds, is_cut in self._seen:
-            mean_s = max(self._line.at(tokens), 1e-6)
+            mean_s = max(start_s + slope_s * tokens, 1e-6)
             spreads.append(((seconds - mean_s) / sqrt(mean_s), is_cut))
         return max(censored_quantile(spreads, QUANTILE), 0.0)
 
