@@ -36,7 +36,7 @@ from kvota.core.errors import ConfigError
 from kvota.desk.forecast import Float32Array, Forecast, IntArray
 from kvota.desk.settings import Admission, DeskSettings
 
-GRID_POINTS = 30
+GRID_POINTS = 27
 OPTIMISTIC_WATERMARK = 0.01
 
 
