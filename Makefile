@@ -20,7 +20,7 @@ help:
 	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
 	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
 	@echo "make test-vllm       real vLLM and llama.cpp servers behind the gateway (gigabytes)"
-	@echo "make bench-desk   admission policies on recorded traffic, simulated (an hour; ARGS=--help)"
+	@echo "make bench-desk   the desk, simulated and on the real server (over an hour; ARGS=--help)"
 
 $(VENV)/.run: requirements/run.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -139,7 +139,7 @@ def _exit_status(failed: NeverServed, screen: Console) -> int:
 def _spare_what_stays() -> None:
     """What is loaded by now lives as long as the process; the collector need not see it again.
 
-    Requests leave few cycles behind, so it may look for them less often: 9 % of CPU time less.
+    Requests leave few cycles behind, so it may look for them less often.
     """
     gc.collect()
     gc.freeze()
