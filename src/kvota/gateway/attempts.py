@@ -20,8 +20,10 @@ from kvota.edge.trust import told
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call
 from kvota.gateway.filters.content import Filters, OutputGuard
+from kvota.gateway.live import Rules
 from kvota.gateway.node_passage import PassedOn, pass_on
 from kvota.gateway.node_upstream import NodeUpstream
+from kvota.gateway.policy.affinity import PrefixChain, prefix_chain
 from kvota.gateway.policy.retries import Failure, failure_of_status
 from kvota.gateway.routes import Target
 from kvota.gateway.upstream.counting import estimate
@@ -33,6 +35,7 @@ from kvota.gateway.upstream.relay import Relay, while_client_stays
 from kvota.wire.openai import ChatRequest, CompletionRequest
 
 Body = ChatRequest | CompletionRequest
+_BYTES_PER_TOKEN: Final = 4  # of a body, for a price that only compares replicas
 
 _FAILURES: Final[Mapping[FailureKind, Failure]] = {
     FailureKind.CONNECT: Failure.UNREACHABLE,
@@ -63,6 +66,29 @@ class Asked:
     @property
     def is_stream(self) -> bool:
         return bool(self.body.stream)
+
+    # --- as a Question
+
+    @property
+    def may_fall_back(self) -> bool:
+        return self.caller.may_fall_back
+
+    @property
+    def ticket_tokens(self) -> int:
+        output = self.max_tokens or 0
+        return len(self.content) // _BYTES_PER_TOKEN + self.num_choices * output
+
+    def prefix(self) -> PrefixChain:
+        """Of the body's bytes as they are: equal beginnings of prompts are equal ones there."""
+        return prefix_chain(self.content.decode("utf-8", "replace"), self.body.cache_salt or "")
+
+    def attempt(
+        self, target: Target, call: Call, exchange: Exchange, clock: Clock, rules: Rules
+    ) -> "Attempt":
+        assumed = rules.settings.output_tokens_assumed
+        return Attempt(
+            target, self, call, exchange, clock, rules.filters, output_tokens_assumed=assumed
+        )
 
 
 class Attempt:

@@ -15,10 +15,10 @@ from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError, Refusal, Refused, RequestTimeout
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders
-from kvota.gateway.attempts import Asked, Attempt, verdict_of
+from kvota.gateway.attempts import verdict_of
 from kvota.gateway.calls import Call
 from kvota.gateway.live import Rules
-from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain, prefix_chain
+from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain
 from kvota.gateway.policy.retries import (
     Attempts,
     Blame,
@@ -28,12 +28,12 @@ from kvota.gateway.policy.retries import (
     blame,
 )
 from kvota.gateway.policy.watch import Verdict
+from kvota.gateway.question import Question
 from kvota.gateway.routes import LATENCY_SMOOTHING, Route, Target
 from kvota.gateway.upstream.failures import AttemptFailed
 
 CONVERSATION: Final = b"x-kvota-conversation"  # what belongs together, for affinity and rollout
 RETRY_AFTER_UNHEALTHY_S: Final = 5.0
-_BYTES_PER_TOKEN: Final = 4  # of a body, for a price that only compares replicas
 _CONVERSATION_LENGTH_MAX: Final = 256
 
 
@@ -73,7 +73,7 @@ class Dispatcher:
         self._on_rollback = on_rollback
 
     async def answer(
-        self, route: Route, asked: Asked, exchange: Exchange, call: Call, rules: Rules
+        self, route: Route, asked: Question, exchange: Exchange, call: Call, rules: Rules
     ) -> None:
         """Get the answer from somewhere. Raises what the client is told when nobody has one."""
         now = self._clock.now()
@@ -107,7 +107,7 @@ class Dispatcher:
     async def _attempt(
         self,
         target: Target,
-        asked: Asked,
+        asked: Question,
         exchange: Exchange,
         call: Call,
         rules: Rules,
@@ -119,10 +119,7 @@ class Dispatcher:
         """
         attempts.begin(target.backend.name)
         call.sent_s = began_s = self._clock.now()
-        attempt = Attempt(
-            target, asked, call, exchange, self._clock, rules.filters,
-            output_tokens_assumed=rules.settings.output_tokens_assumed,
-        )  # fmt: skip
+        attempt = asked.attempt(target, call, exchange, self._clock, rules)
         try:
             await attempt.run()
         except KvotaError as error:
@@ -164,8 +161,8 @@ class Dispatcher:
             if hold_s is not None:
                 backend.breaker.hold(now + hold_s, now)
         self._on_attempt(Ended(backend.name, failure))
-        if failure is None or is_own_fault:
-            self._observe(target, failure is None and error is None, call, began_s, now)
+        if error is None or is_own_fault:
+            self._observe(target, error is None, call, began_s, now)
 
     def _observe(self, target: Target, ok: bool, call: Call, began_s: float, now: float) -> None:
         ttft_s = None if call.first_token_s is None else call.first_token_s - began_s
@@ -181,13 +178,13 @@ class Dispatcher:
 
 
 def _chain(
-    route: Route, asked: Asked, rules: Rules, now: float
+    route: Route, asked: Question, rules: Rules, now: float
 ) -> tuple[tuple[Route, ...], str | None]:
     """The models that may answer, in order, and why the first one is not the one asked for.
 
     A model over its threshold is passed over as long as one behind it is not.
     """
-    if not asked.caller.may_fall_back:
+    if not asked.may_fall_back:
         return (route,), None
     chain = tuple(
         one for one in rules.table.chain(route) if one is route or asked.caller.may_use(one.name)
@@ -199,23 +196,17 @@ def _chain(
     return chain, None
 
 
-def _wanted(route: Route, asked: Asked, call: Call) -> _Wanted:
+def _wanted(route: Route, asked: Question, call: Call) -> _Wanted:
     given = asked.client_headers.get(CONVERSATION, b"")[:_CONVERSATION_LENGTH_MAX]
     conversation = f"{asked.caller.tenant}/{given.decode('utf-8', 'replace')}" if given else None
     key = asked.caller.key_id
     sticky_key = conversation or (call.id if key == "anonymous" else key)
-    output = asked.max_tokens or 0
     return _Wanted(
         sticky_key=sticky_key,
-        ticket_tokens=len(asked.content) // _BYTES_PER_TOKEN + asked.num_choices * output,
-        prefix=_prefix(asked) if route.has_choice else NO_PREFIX,
+        ticket_tokens=asked.ticket_tokens,
+        prefix=asked.prefix() if route.has_choice else NO_PREFIX,
         conversation=conversation,
     )
-
-
-def _prefix(asked: Asked) -> PrefixChain:
-    """Of the body's bytes as they are: equal beginnings of prompts are equal beginnings there."""
-    return prefix_chain(asked.content.decode("utf-8", "replace"), asked.body.cache_salt or "")
 
 
 def _note_target(call: Call, target: Target, asked_for: Route, why: str | None) -> None:
