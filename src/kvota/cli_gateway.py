@@ -181,7 +181,10 @@ def rollout_rollback(
 
 
 def _change_rollout(model: str, change: dict[str, Any], url: str, api_key: str | None) -> None:
-    _show_rollout(_call("POST", url, f"/admin/rollouts/{model}", api_key, change))
+    changed = _call("POST", url, f"/admin/rollouts/{model}", api_key, change)
+    _show_rollout(changed)
+    if not changed.get("kept", True):
+        typer.echo("This counts now, but could not be stored yet: the gateway's log says why.")
 
 
 def _weight(text: str) -> tuple[str, float]:

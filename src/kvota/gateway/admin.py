@@ -23,6 +23,7 @@ from kvota.gateway.backends import Backend
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.live import Live
 from kvota.gateway.policy.rollout import Rollout
+from kvota.gateway.rollouts import RolloutBook
 from kvota.gateway.routes import Route
 from kvota.gateway.usage import UsageBook, UsageFilter
 from kvota.telemetry.log import Log
@@ -51,6 +52,7 @@ class Admin:
         log: Log,
         *,
         usage: UsageBook | None,
+        rollouts: RolloutBook,
         reload: Callable[[], Awaitable[str]],
     ) -> None:
         self._live = live
@@ -58,6 +60,7 @@ class Admin:
         self._clock = clock
         self._log = log
         self._usage = usage
+        self._rollouts = rollouts
         self._reload = reload
 
     async def usage(self, request: HttpRequest) -> Response:
@@ -94,19 +97,24 @@ class Admin:
         return json_response({"object": "list", "data": rows})
 
     async def change_rollout(self, request: HttpRequest) -> Response:
-        """Raises ModelNotFound, and InvalidRequest for versions and weights that cannot be."""
+        """Raises ModelNotFound, and InvalidRequest for versions and weights that cannot be.
+
+        `kept` of the answer: the change outlives this process. It counts either way.
+        """
         caller = self._gatekeeper.require_admin(request)
         name: str = request.path_params["model"]
         route = self._live.now.table.find(name)
         if route is None:
             raise model_not_found(name)
         change = _change(await request.body())
+        await self._rollouts.catch_up(self._live.now.table)
         try:
             _apply(route.rollout, change)
         except ConfigError as error:
             raise InvalidRequest(error.message) from error
         self._log.info("rollout", model=route.name, by=caller.key_id, **_weights(route.rollout))
-        return json_response(_shown_rollout(route))
+        is_kept = await self._rollouts.keep(route)
+        return json_response({**_shown_rollout(route), "kept": is_kept})
 
     async def reload(self, request: HttpRequest) -> Response:
         """Raises InvalidRequest with what is wrong with the settings; then nothing has changed."""

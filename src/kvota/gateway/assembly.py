@@ -60,7 +60,7 @@ class Gateway:
         self.registry = Registry(clock, chance, log)
         self.own = None if plan.node is None else closing.enter_context(self._new_node(plan.node))
         self._control = Control(
-            self.registry, chance, plan.environment, plan.read,
+            self.registry, stores.rollouts, chance, plan.environment, plan.read,
             own=None if self.own is None else self.own.backend, created=int(time.time()),
         )  # fmt: skip
         self.live: Live = self._control.first(plan.gateway, plan.fleet)
@@ -102,6 +102,7 @@ class Gateway:
             self._stores.door.watch(),
             self._stores.limits.keep_places(),
             self._stores.usage.keep_flushing(),
+            self._stores.rollouts.watch(lambda: self.live.now.table),
             self._keep_looking(),
         ]
         if self.own is not None:
@@ -125,6 +126,7 @@ class Gateway:
                 backend.desk.drain()
 
     async def close(self) -> None:
+        await self._stores.rollouts.store_changes()
         await self.registry.close()
         if self.own is not None:
             await self.own.probe.close()
@@ -186,7 +188,13 @@ class Gateway:
         pages = Pages(
             about=About(self.live, gatekeeper, stores.door, self.metrics, own),
             admin=Admin(
-                self.live, gatekeeper, clock, self._log, usage=stores.usage, reload=self.reload
+                self.live,
+                gatekeeper,
+                clock,
+                self._log,
+                usage=stores.usage,
+                rollouts=stores.rollouts,
+                reload=self.reload,
             ),
             requests=LiveRequests(self.live, gatekeeper),
             gatekeeper=gatekeeper,
@@ -217,4 +225,7 @@ class Gateway:
 
     def _rolled_back(self, model: str, verdict: Verdict) -> None:
         self.metrics.rolled_back(model, verdict.version)
+        route = self.live.now.table.find(model)
+        if route is not None:
+            self._stores.rollouts.note(route)
         self._log.error("rolled back", model=model, version=verdict.version, why=verdict.reason)

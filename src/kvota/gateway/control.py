@@ -24,6 +24,7 @@ from kvota.gateway.policy.tasks import (
     RuleClassifier,
     load_rules,
 )
+from kvota.gateway.rollouts import RolloutBook
 from kvota.gateway.routes import RouteBuilder
 from kvota.gateway.settings import (
     OWN_NODE,
@@ -41,6 +42,7 @@ class Control:
     """One per gateway. `read` gives the settings anew; `own` is the supervised node."""
 
     registry: Registry
+    rollouts: RolloutBook
     chance: Random
     environment: Mapping[str, str]
     read: Callable[[], Settings]
@@ -65,6 +67,7 @@ class Control:
         if entries != [route.entry for route in old.table.routes.values()]:
             backends = {one.name: one for one in self.registry.all()}
             table = self._builder(old.settings).build(entries, backends, old.table)
+            self.rollouts.take_in(table)
             live.now = Rules(
                 settings=old.settings,
                 table=table,
@@ -81,6 +84,7 @@ class Control:
         before = old.table if old is not None else None
         table = self._builder(settings).build(self._models(fleet, backends), backends, before)
         self.registry.adopt(backends)
+        self.rollouts.take_in(table)
         self._fleet = fleet
         return Rules(settings=settings, table=table, filters=filters, classifier=classifier)
 

@@ -1,4 +1,6 @@
-"""What a gateway keeps outside its process: keys and usage in a database, limits, the journal."""
+"""What a gateway keeps outside its process: keys, usage and rollouts in a database, limits, the
+journal.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,11 +11,13 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError
 from kvota.gateway.auth import Door, is_loopback
 from kvota.gateway.limits import RateLimits
+from kvota.gateway.rollouts import RolloutBook
 from kvota.gateway.settings import GatewaySettings
 from kvota.gateway.store.database import StoreUnusable, database_url, open_database, state_dir_of
 from kvota.gateway.store.keys import KEY_TABLES, KeyStore
 from kvota.gateway.store.limit_windows import LimitStore, MemoryLimitStore
 from kvota.gateway.store.redis_limits import RedisLimitStore
+from kvota.gateway.store.rollouts import ROLLOUT_TABLES, RolloutStore
 from kvota.gateway.store.usage import USAGE_TABLES, UsageStore
 from kvota.gateway.usage import UsageBook
 from kvota.telemetry.journal import JournalWriter
@@ -26,6 +30,7 @@ class Stores:
     door: Door
     limits: RateLimits
     usage: UsageBook
+    rollouts: RolloutBook
     journal: JournalWriter | None
     tracing: Tracing | None  # None: nobody asked for traces
 
@@ -49,7 +54,7 @@ def open_stores(
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         database = open_database(
-            database_url(settings.database, state_dir), KEY_TABLES, USAGE_TABLES
+            database_url(settings.database, state_dir), KEY_TABLES, USAGE_TABLES, ROLLOUT_TABLES
         )
         closing.callback(database.close)
         door = Door(
@@ -59,8 +64,12 @@ def open_stores(
             on_stale=report,
         )
         door.refresh()
+        rollouts = RolloutBook(RolloutStore(database), log)
+        rollouts.read()
     except StoreUnusable as error:
-        raise ConfigError(f"The database of keys cannot be used. {error.message}") from error
+        raise ConfigError(
+            f"The database of keys and rollouts cannot be used. {error.message}"
+        ) from error
     except OSError as error:
         raise ConfigError(f"Cannot write to {state_dir}: {error.strerror}.") from error
     usage = UsageBook(state_dir / "usage", UsageStore(database), on_failed=report)
@@ -69,6 +78,7 @@ def open_stores(
         door=door,
         limits=RateLimits(_limit_store(settings, clock), clock, on_degraded=report),
         usage=usage,
+        rollouts=rollouts,
         journal=_journal(settings.journal, closing),
         tracing=_tracing(settings.trace_endpoint, closing),
     )

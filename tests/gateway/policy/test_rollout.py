@@ -1,6 +1,8 @@
 """Versions side by side: sticky keys, live weights, promotion and rollback."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -153,3 +155,38 @@ def test_versions_that_make_no_sense_are_refused(versions: tuple[Version, ...]) 
 def test_an_unknown_stable_version_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'v7'"):
         Rollout("chat", (version("v1", 1),), stable="v7", settings=SETTINGS)
+
+
+def test_a_new_process_resumes_where_another_left_off() -> None:
+    before = new_rollout(version("v1", 90), version("v2", 10), version("v3", 5))
+    before.roll_back("v3", "too slow")
+    before.promote("v2")
+    before.set_weights({"v1": 0.25})
+    after = new_rollout(version("v1", 90), version("v2", 10), version("v3", 5))
+    after.resume(before.state)
+    assert after.state == before.state
+    assert after.stable == "v2"
+    assert after.rolled_back == {"v3": "too slow"}
+    assert choices(after.versions) == choices(before.versions)
+    after.set_weights({"v3": 1})
+    assert before.rolled_back, "a state is a copy"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": {"v1": 1.0}},
+        {"weights": {"v1": 1.0, "v2": 0.0, "v9": 1.0}},
+        {"weights": {"v1": 0.0, "v2": 0.0}},
+        {"weights": {"v1": -1.0, "v2": 1.0}},
+        {"stable": "v9"},
+    ],
+)
+def test_the_state_of_something_else_is_refused_and_changes_nothing(
+    changes: dict[str, Any],
+) -> None:
+    rollout = new_rollout()
+    before = rollout.state
+    with pytest.raises(ConfigError, match="chat"):
+        rollout.resume(replace(before, **changes))
+    assert rollout.state == before

@@ -28,6 +28,15 @@ class Version:
     weight: float  # 0: gets nothing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutState:
+    """What was changed while requests ran, of every version of one model."""
+
+    stable: str
+    weights: Mapping[str, float]
+    rolled_back: Mapping[str, str]  # version: why
+
+
 def choose(versions: Sequence[Version], sticky_key: str) -> Version:
     """The key's version. At least one weighs above 0. O(versions).
 
@@ -75,6 +84,14 @@ class Rollout:
     def rolled_back(self) -> Mapping[str, str]:
         """Versions that the watch took out, and why. Ends when they are given a weight again."""
         return self._rolled_back
+
+    @property
+    def state(self) -> RolloutState:
+        return RolloutState(
+            stable=self._stable,
+            weights={name: one.weight for name, one in self._versions.items()},
+            rolled_back=dict(self._rolled_back),
+        )
 
     def choose(self, sticky_key: str) -> Version:
         return choose(self.versions, sticky_key)
@@ -126,6 +143,25 @@ class Rollout:
             self._weigh(self._stable, 1.0)
         self._watch.restart(name)
         self._rolled_back[name] = reason
+
+    def resume(self, state: RolloutState) -> None:
+        """Be as `state` says, all of it or nothing; comparing begins anew where that differs.
+
+        Raises ConfigError for the state of other versions, or weights that cannot be.
+        """
+        if set(state.weights) != set(self._versions):
+            raise ConfigError(
+                f"{self.model}: the weights of {sorted(state.weights)} are none for its versions, "
+                f"which are {sorted(self._versions)}."
+            )
+        self._check_weights(state.weights.values())
+        if state == self.state:
+            return
+        self._stable = self._known(state.stable)
+        for name, weight in state.weights.items():
+            self._weigh(name, weight)
+        self._rolled_back = dict(state.rolled_back)
+        self._watch = Watch(self._settings, self._stable, self._versions)
 
     def _weigh(self, name: str, weight: float) -> None:
         self._versions[name] = replace(self._versions[name], weight=float(weight))
