@@ -136,11 +136,13 @@ class Backend:
         return self._counts
 
     async def look(self) -> None:
-        """Probe it, and correct its desk by what it says.
+        """Probe it, and correct its desk and its breaker by what it says.
 
         Of an own node only the figures are taken: whether it is well, its supervisor knows.
         """
         seen = await self.prober.probe()
+        if seen.is_healthy and not self.state.is_healthy:
+            self.breaker.recovered(seen.probed_s)
         if self.supervised is None or seen.is_healthy:
             self.state = seen
         if self.desk is not None and seen.is_healthy:

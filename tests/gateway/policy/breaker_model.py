@@ -23,6 +23,7 @@ class BreakerModel:
     proven: int = 0
     calls: list[Call] = field(default_factory=list)
     until_s: float = 0.0
+    holds: list[float] = field(default_factory=list)  # every end of one that was asked for
     num_trips: int = 0  # since it was last closed for a whole window
     closed_s: float = float("-inf")
 
@@ -97,8 +98,16 @@ class BreakerModel:
         self.keep_time(now)
         if until_s <= now:
             return
+        self.holds.append(until_s)
         if self.state is State.OPEN:
             self.until_s = max(self.until_s, until_s)
         else:
             self.until_s = until_s
             self.change(State.OPEN)
+
+    def recovered(self, now: float) -> None:
+        self.keep_time(now)
+        is_held = any(end_s > now for end_s in self.holds)
+        if self.state is State.OPEN:
+            self.until_s = min(self.until_s, max(self.holds)) if is_held else now
+        self.keep_time(now)

@@ -52,7 +52,7 @@ def tripped(now: float = 0.0) -> Breaker:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ok", "fail", "fail", "withdraw", "again", "hold"]),
+        st.sampled_from(["ask", "ask", "ok", "fail", "fail", "withdraw", "again", "hold", "well"]),
         st.sampled_from([0.0, 0.0, 0.1, 0.9, 2.0, 5.0, 11.0]),
         st.integers(0, 30),
     ),
@@ -78,6 +78,9 @@ def test_the_breaker_does_what_the_slow_model_does(
         elif step == "hold":
             breaker.hold(now + number / 5, now)
             model.hold(now + number / 5, now)
+        elif step == "well":
+            breaker.recovered(now)
+            model.recovered(now)
         elif given_out:
             permit, expected = given_out[number % len(given_out)]
             if step == "withdraw":
@@ -261,3 +264,28 @@ def test_many_breakers_that_opened_together_do_not_try_again_together() -> None:
 def test_senseless_settings_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         BreakerSettings(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_backend_that_is_well_again_is_tried_at_once_however_long_it_was_to_be_left_alone() -> (
+    None
+):
+    breaker = tripped(0.0)
+    breaker.recovered(0.5)
+    assert breaker.state(0.5) is State.HALF_OPEN
+    assert breaker.retry_after_s(0.5) == 0.0
+    call(breaker, False, 0.5)
+    assert breaker.retry_after_s(0.5) == 2 * SETTINGS.open_s, "it has not proved itself yet"
+
+
+def test_what_a_backend_has_asked_for_stands_also_when_it_is_well_again() -> None:
+    breaker = tripped(0.0)
+    breaker.hold(1.5, 0.0)
+    breaker.recovered(0.5)
+    assert breaker.retry_after_s(0.5) == pytest.approx(1.0)
+    assert breaker.state(1.5) is State.HALF_OPEN
+
+
+def test_looking_well_changes_nothing_while_it_is_closed() -> None:
+    breaker = new_breaker()
+    breaker.recovered(1.0)
+    assert (breaker.state(1.0), breaker.generation) == (State.CLOSED, 0)

@@ -10,7 +10,8 @@
             half-open: a probe failed, or said nothing for `probe_timeout_s`.
     HOLD    the backend itself asked for peace (429 or 503 with Retry-After), or turned out to be
             set up wrongly (401). Two holds: the later end counts.
-    ELAPSE  the open time is over.
+    ELAPSE  the open time is over; or the backend's health page, which had been bad, is good again:
+            then what is left of the open time is let go, but not of a hold.
     PROVE   `probes_to_close` probes succeeded.
 
 Open time: `open_s` at first, times `open_growth` for every further trip up to `open_max_s`, all of
@@ -133,6 +134,7 @@ class Breaker:
         self._closed_since_s: float | None = None  # None: never was anything else
         self._next_open_s = settings.open_s
         self._open_until_s = 0.0
+        self._held_until_s = 0.0  # the part of it that the backend itself asked for
         self._probes: list[Permit] = []
         self._num_proven = 0
 
@@ -182,6 +184,16 @@ class Breaker:
             self._move(Event.HOLD)
             self._open_until_s = until_s
         self._open_until_s = max(self._open_until_s, until_s)
+        self._held_until_s = max(self._held_until_s, until_s)
+
+    def recovered(self, now: float) -> None:
+        """The backend was seen to be unwell, and is now seen to be well: let probes out at once.
+
+        Not for a backend that merely goes on looking well: its page may be fine while its answers
+        are not, and those are what the open time is for.
+        """
+        self._open_until_s = min(self._open_until_s, max(now, self._held_until_s))
+        self._keep_time(now)
 
     def retry_after_s(self, now: float) -> float:
         """Seconds until it may be asked again; 0 unless open."""

@@ -1,0 +1,55 @@
+"""A backend's probes, and what its breaker makes of them, under a clock that the test moves."""
+
+from random import Random
+
+from kvota.core.clock import ManualClock
+from kvota.gateway.backends import Backend, new_backend, upstream_settings
+from kvota.gateway.policy.breaker import State
+from kvota.gateway.upstream.connection import Upstream
+from tests.support.fake_backend import FakeBackend
+from tests.support.gateway_world import vllm_entry
+
+
+def backend_at(fake: FakeBackend, clock: ManualClock) -> Backend:
+    entry = vllm_entry("a", fake)
+    return new_backend(entry, Upstream(upstream_settings(entry, {}), clock), clock, Random(1))
+
+
+def trip(backend: Backend, now: float) -> None:
+    """As requests that find nobody do."""
+    while (permit := backend.breaker.may_pass(now)) is not None:
+        backend.breaker.report(permit, False, now)
+
+
+async def test_the_breaker_lets_probes_out_as_soon_as_the_backend_is_well_again() -> None:
+    clock = ManualClock(100.0)
+    async with FakeBackend() as fake:
+        backend = backend_at(fake, clock)
+        await backend.look()
+        for _ in range(6):  # fails whenever it is tried, so that it is left alone for minutes
+            trip(backend, clock.now())
+            clock.advance(backend.breaker.retry_after_s(clock.now()))
+        trip(backend, clock.now())
+        assert backend.breaker.retry_after_s(clock.now()) > 60
+        fake.gauges.is_healthy = False
+        await backend.look()
+        clock.advance(2.0)
+        assert backend.breaker.retry_after_s(clock.now()) > 60, "no better while it is away"
+        fake.gauges.is_healthy = True
+        await backend.look()
+        assert backend.breaker.state(clock.now()) is State.HALF_OPEN
+        assert backend.replica(clock.now()).can_pass
+        await backend.close()
+
+
+async def test_a_good_health_page_alone_does_not_shorten_the_open_time() -> None:
+    clock = ManualClock(100.0)
+    async with FakeBackend() as fake:
+        backend = backend_at(fake, clock)
+        await backend.look()
+        trip(backend, clock.now())
+        left_s = backend.breaker.retry_after_s(clock.now())
+        for _ in range(3):
+            await backend.look()
+        assert backend.breaker.retry_after_s(clock.now()) == left_s
+        await backend.close()
