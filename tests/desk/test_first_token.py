@@ -3,6 +3,8 @@
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvota.desk.first_token import QUANTILE, FadingLine, FirstTokens, censored_quantile
 
@@ -101,3 +103,15 @@ def test_a_cut_value_counts_for_all_that_are_larger() -> None:
 
 def test_where_all_are_cut_it_is_the_largest() -> None:
     assert censored_quantile([(2.0, True), (5.0, True), (1.0, True)], 0.9) == 5.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=300))
+def test_the_best_speed_is_that_of_the_last_ones_remembered(
+    seen: list[tuple[int, int, bool]],
+) -> None:
+    times = FirstTokens()
+    for number, (tokens, seconds, is_cut) in enumerate(seen, start=1):
+        (times.was_cut if is_cut else times.came)(tokens, float(seconds))
+        last = seen[max(number - 128, 0) : number]
+        speeds = [took_s / max(read, 1) for read, took_s, cut in last if not cut]
+        assert times.fastest_s(7) == min(speeds, default=0.0) * 7

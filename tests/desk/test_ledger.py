@@ -1,7 +1,9 @@
 """The ledger after any history, against one that was written anew."""
 
+from bisect import bisect_left
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -80,6 +82,49 @@ def test_the_most_a_ticket_can_need_is_in_whole_blocks_for_every_choice() -> Non
     assert ledger.need_max(new_ticket(prompt_tokens=20, max_tokens=12, n=3)) == 16 + 3 * 16
 
 
+@pytest.mark.parametrize("admission", Admission)
+@pytest.mark.parametrize("block_size", [1, 16, 48])
+@pytest.mark.parametrize("is_at_end", [False, True])
+def test_ample_room_is_enough_for_thousands_of_leases_in_single_precision(
+    admission: Admission, block_size: int, is_at_end: bool
+) -> None:
+    chance = np.random.default_rng(7)
+    ledger = new_ledger(admission, block_size)
+    for number in range(3_000):
+        prompt, most = chance.integers(1, 100_000, 2).tolist()
+        num_choices = 1 + number % 2
+        add(ledger, str(number), prompt_tokens=prompt, max_tokens=most, n=num_choices)
+        if is_at_end:  # then holds all it ever will, to which some policies add a margin
+            ledger.grow(str(number), most, num_choices, None)
+    claim = claim_of(ledger, new_ticket(prompt_tokens=777, max_tokens=5_000))
+    ledger.capacity_tokens = least_ample_capacity(ledger, claim)
+    assert ledger.peak([claim]) <= ledger.capacity_tokens
+    assert ledger.fits([claim])
+
+
+def least_ample_capacity(ledger: Ledger, claim: Claim) -> int:
+    """The smallest capacity of which the ledger says, without a look ahead, that it is enough."""
+    before = ledger.capacity_tokens
+
+    def is_ample(capacity: int) -> bool:
+        ledger.capacity_tokens = capacity
+        return ledger.has_ample_room([claim])
+
+    try:
+        return bisect_left(range(2**40), True, key=is_ample)
+    finally:
+        ledger.capacity_tokens = before
+
+
+def test_without_ample_room_the_future_decides() -> None:
+    ledger = new_ledger()
+    add(ledger, "a", prompt_tokens=400, max_tokens=100)
+    just = claim_of(ledger, new_ticket(prompt_tokens=400, max_tokens=100))
+    assert not ledger.has_ample_room([just])
+    assert ledger.fits([just])
+    assert not ledger.fits([claim_of(ledger, new_ticket(prompt_tokens=400, max_tokens=101))])
+
+
 def test_a_ledger_without_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="no KV"):
         Ledger(0, new_policy(DeskSettings(), Forecast(), 1))
@@ -133,6 +178,22 @@ class RandomLeases(RuleBasedStateMachine):
         self.ledger.grow(ticket.id, produced, ticket.n, None)
 
     @precondition(lambda self: self.leases)
+    @rule(
+        index=st.integers(0, 99),
+        produced=st.integers(0, 200),
+        num_open=st.integers(1, 3),
+        private=st.none() | st.integers(0, 300),
+    )
+    def grow_and_go(self, index: int, produced: int, num_open: int, private: int | None) -> None:
+        """Whatever an engine may say of a lease; what a new ledger cannot know is left again."""
+        ticket, before = self.pick(index)
+        self.ledger.grow(ticket.id, max(produced, before), num_open, private)
+        self.ledger.check()
+        self.ample_room_is_never_said_in_vain()
+        del self.leases[ticket.id]
+        self.ledger.drop(ticket.id)
+
+    @precondition(lambda self: self.leases)
     @rule(index=st.integers(0, 99))
     def drop(self, index: int) -> None:
         ticket, _ = self.pick(index)
@@ -154,6 +215,13 @@ class RandomLeases(RuleBasedStateMachine):
             claim = self.claim(new, new_ticket("extra", max_tokens=30), 0)
             assert self.ledger.peak([claim]) == pytest.approx(new.peak([claim]))
             assert self.ledger.peak() <= self.ledger.peak([claim]) + 1e-9
+
+    @invariant()
+    def ample_room_is_never_said_in_vain(self) -> None:
+        if hasattr(self, "ledger"):
+            claim = self.claim(self.ledger, new_ticket("extra", max_tokens=30, n=2), 0)
+            least = least_ample_capacity(self.ledger, claim)
+            assert self.ledger.peak([claim]) <= least
 
     def pick(self, index: int) -> tuple[Ticket, int]:
         return list(self.leases.values())[index % len(self.leases)]

@@ -14,9 +14,7 @@ censored one for the time that was expected of it, or a quarter more than it was
 """
 
 from collections import deque
-from math import sqrt
-
-import numpy as np
+from math import inf, sqrt
 
 QUANTILE = 0.9  # of first tokens come within `FirstTokens.bound_s`
 _MEMORY = 0.98  # of 1 per observation: the last 50 or so make the line
@@ -30,10 +28,18 @@ class FadingLine:
 
     def __init__(self, memory: float = _MEMORY) -> None:
         self._memory = memory
-        self._moments = np.zeros(5)  # Σ 1, x, y, x², xy
+        self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)  # Σ 1, x, y, x², xy
 
     def add(self, x: float, y: float) -> None:
-        self._moments = self._moments * self._memory + np.array((1.0, x, y, x * x, x * y))
+        keep = self._memory
+        num, sum_x, sum_y, xx, xy = self._moments
+        self._moments = (
+            num * keep + 1.0,
+            sum_x * keep + x,
+            sum_y * keep + y,
+            xx * keep + x * x,
+            xy * keep + x * y,
+        )
 
     def at(self, x: float) -> float:
         """y there; 0 while no point is known."""
@@ -42,7 +48,7 @@ class FadingLine:
 
     def terms(self) -> tuple[float, float]:
         """a and b; both 0 while no point is known."""
-        num, sum_x, sum_y, xx, xy = self._moments.tolist()
+        num, sum_x, sum_y, xx, xy = self._moments
         if num == 0:
             return 0.0, 0.0
         spread = num * xx - sum_x * sum_x
@@ -58,6 +64,7 @@ class FirstTokens:
         self._line = FadingLine()
         self._seen: deque[tuple[int, float, bool]] = deque(maxlen=_NUM_KEPT)
         self._spread: float | None = 0.0  # z at QUANTILE; None: not worked out since the last one
+        self._fastest: float | None = inf  # seconds per token; None: to be worked out again
 
     def came(self, tokens: int, seconds: float) -> None:
         """A first token came after `seconds`."""
@@ -78,12 +85,21 @@ class FirstTokens:
 
     def fastest_s(self, tokens: int) -> float:
         """At the best speed of those remembered; 0 while nothing is known."""
-        speeds = [seconds / tokens for tokens, seconds, is_cut in self._seen if not is_cut]
-        return min(speeds, default=0.0) * tokens
+        if self._fastest is None:
+            speeds = [seconds / read for read, seconds, is_cut in self._seen if not is_cut]
+            self._fastest = min(speeds, default=inf)
+        return self._fastest * tokens if self._fastest < inf else 0.0
 
     def _keep(self, tokens: int, seconds: float, *, is_cut: bool) -> None:
-        self._seen.append((max(tokens, 1), seconds, is_cut))
+        tokens = max(tokens, 1)
+        if len(self._seen) == _NUM_KEPT:
+            read, took_s, was_cut = self._seen[0]  # is forgotten now
+            if not was_cut and took_s / read == self._fastest:
+                self._fastest = None
+        self._seen.append((tokens, seconds, is_cut))
         self._spread = None
+        if self._fastest is not None and not is_cut:
+            self._fastest = min(self._fastest, seconds / tokens)
 
     def _measure_spread(self) -> float:
         if len(self._seen) < _NUM_ENOUGH:

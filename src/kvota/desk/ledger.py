@@ -5,7 +5,8 @@
 `pinned` are the prefix blocks that leases name, each counted once however many name it; the rest
 of a lease is its own and its future is guessed by the policy. What a lease holds changes with every
 token it produces and every one that comes or goes, so nothing is worth keeping from one question to
-the next: a candidate is one more column beside those of the leases.
+the next: a candidate is one more column beside those of the leases. Where everybody fits with all
+of max_tokens, whatever the policy guesses, no future is worked out.
 """
 
 from collections import Counter
@@ -20,6 +21,8 @@ from kvota.desk.ticket import Ticket
 
 _FIELDS = 6  # of Rows, in its order
 _PROMPT, _OWN, _PRODUCED, _LEFT, _OPEN = range(5)
+# Times the worst case: above the answer of every policy, a watermark and single precision included.
+_ABOVE_ALL_POLICIES = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Claim:
     column: IntArray  # the fields of Rows, shape (6, 1)
     prefix_blocks: Sequence[Hashable]
     is_long: bool
+    worst_tokens: int  # of its own, if every choice gets max_tokens: no policy charges more
 
     @property
     def private_prompt(self) -> int:
@@ -49,6 +53,8 @@ class Ledger:
         self._ids: list[str] = []
         self._places: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
+        self._worst: dict[str, int] = {}  # of each lease, as in its claim
+        self._worst_tokens = 0  # their sum
         self._pinned: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
@@ -73,15 +79,10 @@ class Ledger:
         prefix = ticket.prefix_blocks
         private = ticket.prompt_tokens - len(prefix) * self.block_size
         part = private % self.block_size
-        column = (
-            private - part,
-            part + produced,
-            produced,
-            max(ticket.max_tokens - produced, 0),
-            num_open,
-            group,
-        )
-        return Claim(np.array(column, dtype=np.int64).reshape(_FIELDS, 1), prefix, is_long)
+        prompt, own, left = private - part, part + produced, max(ticket.max_tokens - produced, 0)
+        column = ((prompt,), (own,), (produced,), (left,), (num_open,), (group,))
+        worst = self._worst_of(prompt, own, left, num_open)
+        return Claim(np.array(column, dtype=np.int64), prefix, is_long, worst)
 
     def need_max(self, ticket: Ticket) -> int:
         """Tokens of KV, in whole blocks, that the ticket needs if every choice gets max_tokens."""
@@ -113,7 +114,16 @@ class Ledger:
         return float(self.held_tokens()[places].sum())
 
     def fits(self, extra: Sequence[Claim], *, without: Sequence[str] = ()) -> bool:
+        if self.has_ample_room(extra):
+            return True
         return self.peak(extra, without=without) <= self.capacity_tokens
+
+    def has_ample_room(self, extra: Sequence[Claim]) -> bool:
+        """True only if `fits` without any guess: O(extra), and the same answer. False: unknown."""
+        worst = self._worst_tokens + sum(claim.worst_tokens for claim in extra)
+        pinned = self.pinned_tokens
+        pinned += sum(len(claim.prefix_blocks) for claim in extra) * self.block_size
+        return worst * _ABOVE_ALL_POLICIES + pinned <= self.capacity_tokens
 
     def add(self, lease_id: str, claim: Claim) -> None:
         assert lease_id not in self._places, f"{lease_id} holds a lease already"
@@ -124,7 +134,10 @@ class Ledger:
         self._ids.append(lease_id)
         self._places[lease_id] = place
         self._claims[lease_id] = claim
-        self._pinned.update(claim.prefix_blocks)
+        self._worst[lease_id] = claim.worst_tokens
+        self._worst_tokens += claim.worst_tokens
+        if claim.prefix_blocks:
+            self._pinned.update(claim.prefix_blocks)
 
     def grow(self, lease_id: str, produced: int, num_open: int, private_tokens: int | None) -> None:
         """The longest open choice has `produced` tokens, `num_open` choices have not ended.
@@ -132,18 +145,21 @@ class Ledger:
         `private_tokens`, where the engine tells it: KV that this lease alone holds now.
         """
         column = self._columns[:, self._places[lease_id]]
-        added = produced - int(column[_PRODUCED])
-        column[_OWN] += added
-        column[_PRODUCED] = produced
-        column[_LEFT] = max(int(column[_LEFT]) - added, 0)
-        column[_OPEN] = num_open
+        prompt, own, before, left, _, group = column.tolist()
+        own += produced - before
+        left = max(left - (produced - before), 0)
         if private_tokens is not None:
-            own = -(-int(column[_OWN]) // self.block_size) * self.block_size
-            column[_PROMPT] = max(private_tokens - num_open * own, 0)
+            in_blocks = -(-own // self.block_size) * self.block_size
+            prompt = max(private_tokens - num_open * in_blocks, 0)
+        column[:] = (prompt, own, produced, left, num_open, group)
+        worst = self._worst_of(prompt, own, left, num_open)
+        self._worst_tokens += worst - self._worst[lease_id]
+        self._worst[lease_id] = worst
 
     def drop(self, lease_id: str) -> None:
         """The lease holds nothing any more."""
         place = self._places.pop(lease_id)
+        self._worst_tokens -= self._worst.pop(lease_id)
         last_id = self._ids.pop()
         if last_id != lease_id:
             self._columns[:, place] = self._columns[:, len(self._ids)]
@@ -171,6 +187,12 @@ class Ledger:
         assert named == self._pinned, "a pinned block is miscounted"
         assert (self.rows.left >= 0).all(), "a lease has produced more than its max_tokens"
         assert (self._columns >= 0).all(), "a lease holds less than nothing"
+        assert sorted(self._worst) == sorted(self._ids)
+        assert sum(self._worst.values()) == self._worst_tokens, "the worst case is miscounted"
+
+    def _worst_of(self, prompt: int, own: int, left: int, num_open: int) -> int:
+        """As if the last block of every choice held one token only."""
+        return prompt + num_open * (own + left + self.block_size - 1)
 
     @property
     def _long(self) -> Sequence[str]:

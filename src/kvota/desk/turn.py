@@ -100,6 +100,8 @@ class Turn:
         if not self._line.has_in(Band.BATCH):
             self._bands.forget()
         for band in self._bands.order:
+            if not self._line.has_in(band):
+                continue
             before: list[Entry] = []  # waits in this band for what comes back
             for lane in (Lane.LONG, Lane.SHORT):
                 entry = self._line.head(band, lane)
