@@ -1,7 +1,7 @@
 """The gateway's HTTP application: every path, and what answers it.
 
     /v1/chat/completions  /v1/completions      proxy.py: door ▸ route ▸ attempts
-    /tokenize /detokenize /v1/embeddings       passages.py: a backend of the model
+    /v1/embeddings  /tokenize  /detokenize     passing_endpoint.py: the same, answered whole
     /v1/models  /v1/models/{id}                what the caller may ask for
     /v1/requests  /admin/requests              where every request is, and DELETE to end one
     /admin/usage /admin/backends /admin/rollouts /admin/reload
@@ -23,9 +23,10 @@ from kvota.core.errors import KvotaError
 from kvota.edge.problems import ErrorPages
 from kvota.gateway.about import About
 from kvota.gateway.admin import Admin
-from kvota.gateway.auth import Door
 from kvota.gateway.gatekeeper import Gatekeeper
-from kvota.gateway.passages import LiveRequests, NodeDesks, PassageEndpoint
+from kvota.gateway.passages import LiveRequests, NodeDesks
+from kvota.gateway.passing_endpoint import PassingEndpoint
+from kvota.gateway.passing_kinds import DETOKENIZE, EMBEDDINGS, TOKENIZE
 from kvota.gateway.proxy import GatewayEndpoint, Parts
 from kvota.wire.openai import ChatRequest, CompletionRequest
 
@@ -40,7 +41,6 @@ _EXPOSED = [
     "x-kvota-fallback",
     "x-kvota-task",
 ]
-_PASSED_ON = ("/tokenize", "/detokenize", "/v1/embeddings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,6 @@ class Pages:
     admin: Admin
     requests: LiveRequests
     gatekeeper: Gatekeeper
-    door: Door
 
 
 def create_app(parts: Parts, pages: Pages) -> Starlette:
@@ -59,9 +58,10 @@ def create_app(parts: Parts, pages: Pages) -> Starlette:
     app = Starlette(
         routes=[
             *_generating_routes(parts),
-            *_passage_routes(parts, pages),
+            *_passing_routes(parts),
             *_about_routes(pages.about),
             *_request_routes(pages.requests),
+            Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"]),
             *_admin_routes(pages.admin),
             _desk_route(parts, pages),
         ],
@@ -85,15 +85,9 @@ def _generating_routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _passage_routes(parts: Parts, pages: Pages) -> list[Route]:
-    def endpoint(path: str) -> PassageEndpoint:
-        return PassageEndpoint(
-            path, parts.live, pages.gatekeeper, pages.door, parts.settings, parts.chance,
-            parts.clock,
-        )  # fmt: skip
-
-    posts = [Route(path, endpoint(path), methods=["POST"]) for path in _PASSED_ON]
-    return [*posts, Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"])]
+def _passing_routes(parts: Parts) -> list[Route]:
+    kinds = (EMBEDDINGS, TOKENIZE, DETOKENIZE)
+    return [Route(kind.path, PassingEndpoint(kind, parts), methods=["POST"]) for kind in kinds]
 
 
 def _about_routes(about: About) -> list[Route]:

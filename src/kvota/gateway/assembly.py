@@ -122,8 +122,7 @@ class Gateway:
         """Refuse what is new, and what waits at a desk of ours."""
         self.live.is_draining = True
         for backend in self.registry.all():
-            if backend.desk is not None:
-                backend.desk.drain()
+            backend.drain()
 
     async def close(self) -> None:
         await self._stores.rollouts.store_changes()
@@ -198,7 +197,6 @@ class Gateway:
             ),
             requests=LiveRequests(self.live, gatekeeper),
             gatekeeper=gatekeeper,
-            door=stores.door,
         )
         return create_app(parts, pages)
 

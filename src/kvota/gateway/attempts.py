@@ -17,6 +17,7 @@ from kvota.core.errors import ClientClosed, Refused
 from kvota.edge.arrival import Arrival
 from kvota.edge.exchange import Exchange, beside
 from kvota.edge.trust import told
+from kvota.gateway.backends import Backend
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call
 from kvota.gateway.filters.content import Filters, OutputGuard
@@ -25,6 +26,7 @@ from kvota.gateway.node_passage import PassedOn, pass_on
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.affinity import PrefixChain, prefix_chain
 from kvota.gateway.policy.retries import Failure, failure_of_status
+from kvota.gateway.question import Question
 from kvota.gateway.routes import Target
 from kvota.gateway.upstream.counting import estimate
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
@@ -135,24 +137,12 @@ class Attempt:
         content = asked.content
         if asked.body.model != target.model:
             content = renamed_body(content, model=target.model)
+        headers = headers_to(target.backend, asked, self._call)
         async with (
             while_client_stays(self._exchange),
-            upstream.ask("POST", asked.path, content, self._headers()) as reply,
+            upstream.ask("POST", asked.path, content, headers) as reply,
         ):
             await pass_on(reply, self._exchange, self._call, self._clock)
-
-    def _headers(self) -> dict[str, str]:
-        asked, backend = self._asked, self._target.backend
-        headers = outgoing_headers(
-            asked.client_headers, request_id=self._call.client_id, kind=backend.kind
-        )
-        if not backend.is_own_kind:
-            return headers
-        band = asked.caller.band(asked.arrival.band)
-        headers["x-kvota-priority"] = band.name.lower()
-        for name, value in told(asked.caller.tenant, asked.caller.weight):
-            headers[name.decode()] = value.decode("utf-8")
-        return headers
 
     # --- any backend: counted here, or read for the filter
 
@@ -162,6 +152,7 @@ class Attempt:
         max_tokens = await self._price()
         also = {} if asked.max_tokens is not None else {"max_tokens": max_tokens}
         body = outgoing_body(asked.content, model=target.model, kind=backend.kind, also=also)
+        headers = headers_to(backend, asked, self._call)
         async with (
             while_client_stays(exchange),
             self._bridged(),
@@ -170,7 +161,7 @@ class Attempt:
             if place is not None:
                 self._note_queue(place.queued_s)
             async with backend.upstream.open(
-                asked.path, body, self._headers(), deadline_s=asked.arrival.deadline_s
+                asked.path, body, headers, deadline_s=asked.arrival.deadline_s
             ) as reply:
                 relay = Relay(
                     reply,
@@ -254,6 +245,18 @@ class Attempt:
         call.cached_tokens = tally.cached_tokens
         call.output_tokens = tally.output_tokens
         call.first_token_s = tally.first_token_s
+
+
+def headers_to(backend: Backend, asked: Question, call: Call) -> dict[str, str]:
+    """What a backend is told beside the body; our own nodes also whose request it is."""
+    headers = outgoing_headers(asked.client_headers, request_id=call.client_id, kind=backend.kind)
+    if not backend.is_own_kind:
+        return headers
+    band = asked.caller.band(asked.arrival.band)
+    headers["x-kvota-priority"] = band.name.lower()
+    for name, value in told(asked.caller.tenant, asked.caller.weight):
+        headers[name.decode()] = value.decode("utf-8")
+    return headers
 
 
 class _Guards:

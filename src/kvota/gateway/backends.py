@@ -10,13 +10,14 @@ says. Figures are as old as the last probe.
 import asyncio
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, Refused
+from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.breaker import Breaker, BreakerSettings
@@ -36,6 +37,8 @@ from kvota.telemetry.log import Log
 KV_TOKENS_UNKNOWN: Final = 100_000  # of a backend that says nothing and for which nothing is set
 MODEL_LEN_UNKNOWN: Final = 8192
 GUESSED_SHARE: Final = 64
+# Of texts that a foreign backend embeds at once; more waits here, where tenants have their turns.
+EMBEDDING_TOKENS_UNDER_WAY: Final = 131_072
 COUNTS_OLD_S: Final = 0.02
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
 
@@ -52,13 +55,18 @@ class Supervised(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Backend:
-    """One engine server. `desk` is None where it admits for itself."""
+    """One engine server. Its desks are None where it admits for itself.
+
+    Texts to embed have a desk of their own: they hold no KV that would outlast their pass, and
+    what they teach of paces and lengths says nothing of answers.
+    """
 
     entry: BackendEntry
     upstream: Upstream
     prober: Prober
     breaker: Breaker
     desk: ForeignDesk | None
+    embedding_desk: ForeignDesk | None = None
     supervised: Supervised | None = None
     state: BackendState = field(default_factory=lambda: BackendState(is_healthy=True))
     is_draining: bool = False
@@ -111,7 +119,7 @@ class Backend:
         running, waiting = state.running, state.waiting
         free = None
         if self.desk is not None:
-            own_running, own_waiting = self._counted(self.desk, now)
+            own_running, own_waiting = self._counted(now)
             running = max(running or 0, own_running)
             waiting = max(waiting or 0, own_waiting)
         if state.capacity_tokens is not None and state.used_tokens is not None:
@@ -127,13 +135,25 @@ class Backend:
             latency_s=self.latency_s,
         )
 
-    def _counted(self, desk: ForeignDesk, now: float) -> tuple[int, int]:
-        """Requests running and waiting at our desk, at most `COUNTS_OLD_S` old: it costs some."""
+    @property
+    def desks(self) -> Sequence[ForeignDesk]:
+        """Those that the gateway keeps for it."""
+        return [one for one in (self.desk, self.embedding_desk) if one is not None]
+
+    def _counted(self, now: float) -> tuple[int, int]:
+        """Requests running and waiting at our desks, at most `COUNTS_OLD_S` old: it costs some."""
         if now >= self._counts_until_s:
-            seen = desk.snapshot()
-            self._counts = sum(seen.running.values()), sum(seen.waiting.values())
+            seen = [desk.snapshot() for desk in self.desks]
+            running = sum(sum(one.running.values()) for one in seen)
+            waiting = sum(sum(one.waiting.values()) for one in seen)
+            self._counts = running, waiting
             self._counts_until_s = now + COUNTS_OLD_S
         return self._counts
+
+    def drain(self) -> None:
+        """Refuse what is new at our desks, and what waits there."""
+        for desk in self.desks:
+            desk.drain()
 
     async def look(self) -> None:
         """Probe it, and correct its desk and its breaker by what it says.
@@ -149,8 +169,7 @@ class Backend:
             self.desk.correct(seen.reading)
 
     async def close(self) -> None:
-        if self.desk is not None:
-            self.desk.drain()
+        self.drain()
         await self.upstream.close()
 
 
@@ -241,6 +260,7 @@ def new_backend(
         prober=Prober(upstream, entry.kind, clock),
         breaker=Breaker(BreakerSettings(), chance),
         desk=_desk(entry, clock) if has_desk else None,
+        embedding_desk=_embedding_desk(entry, clock) if has_desk else None,
         supervised=supervised,
     )
 
@@ -274,6 +294,19 @@ def _desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
     )
     capacity = entry.kv_tokens or KV_TOKENS_UNKNOWN
     return ForeignDesk(clock, settings, capacity_tokens=capacity, share=entry.kv_share)
+
+
+def _embedding_desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
+    """All texts in one lane, in the turns of their tenants."""
+    settings = DeskSettings(
+        max_running_requests=entry.max_running_requests,
+        max_waiting_queue=entry.max_waiting_queue,
+        long_request_threshold=EMBEDDING_TOKENS_UNDER_WAY,
+    )
+    nothing_to_forecast = Forecast(num_groups_max=1)
+    return ForeignDesk(
+        clock, settings, capacity_tokens=EMBEDDING_TOKENS_UNDER_WAY, forecast=nothing_to_forecast
+    )
 
 
 async def _close_when_idle(backend: Backend) -> None:

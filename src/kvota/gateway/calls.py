@@ -1,6 +1,7 @@
 """One request on its way through the gateway, and the record that is left of it."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from kvota.core.errors import Outcome, Refusal
@@ -8,6 +9,14 @@ from kvota.gateway.caller import Caller
 
 UNKNOWN: Final = "unknown"  # the model of a request that named none that is here
 CLIENT_CLOSED_STATUS: Final = 499
+
+
+class Work(Enum):
+    """What a backend does for a request, and so what of it counts."""
+
+    GENERATION = "generation"  # reads a prompt, writes tokens one by one
+    EMBEDDING = "embedding"  # reads texts; the whole answer comes at the end
+    LOOKUP = "lookup"  # computes nothing: the tokenizer by itself
 
 
 @dataclass(slots=True)
@@ -19,12 +28,14 @@ class Call:
     endpoint: str
     arrived_s: float
     address: str | None
+    work: Work = Work.GENERATION
     caller: Caller | None = None
     model: str = UNKNOWN  # the public name that answered, or was meant to
     task: str | None = None
     is_stream: bool = False
     num_choices: int = 1
     max_tokens: int | None = None
+    num_inputs: int | None = None  # texts to embed
     backend: str | None = None  # of the last attempt
     version: str | None = None
     fallback: str | None = None  # from → to and why
@@ -37,7 +48,8 @@ class Call:
     output_tokens: int = 0
     sent_s: float | None = None  # when the last attempt began
     queued_s: float | None = None
-    first_token_s: float | None = None  # when it came
+    first_token_s: float | None = None  # when it came; of an embedding: when its answer did
+    has_begun: bool = False  # a backend has, with what is answered all at once
     ended_s: float = 0.0
     why: str | None = None  # for the log alone: why the door stayed shut, which rule was found
     traceparent: str | None = None  # of the client's trace
@@ -49,7 +61,21 @@ class Call:
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+        """Arrival to the first token; None where no token was to come."""
+        if self.first_token_s is None or self.work is not Work.GENERATION:
+            return None
+        return self.first_token_s - self.arrived_s
+
+    @property
+    def is_owed(self) -> bool:
+        """Work was done for it, so it counts against its key's limits."""
+        return self.output_tokens > 0 or self.first_token_s is not None or self.has_begun
+
+    @property
+    def read_tokens(self) -> int:
+        """Of the prompt, as usage counts them: none where nothing came of it."""
+        is_embedded = self.work is Work.EMBEDDING and self.first_token_s is not None
+        return self.prompt_tokens if self.output_tokens or is_embedded else 0
 
     @property
     def time_per_output_token_s(self) -> float | None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError, Outcome
 from kvota.edge.problems import RawHeaders
@@ -41,10 +43,10 @@ class Entry:
 
     async def leave(self, call: Call) -> None:
         """Correct what was reserved: nothing for what the service refused, else what was used."""
-        if call.output_tokens == 0 and call.first_token_s is None:
-            await self._admission.withdraw()
-        else:
+        if call.is_owed:
             await self._admission.settle(call.prompt_tokens + call.output_tokens)
+        else:
+            await self._admission.withdraw()
 
 
 class Entrance:
@@ -86,15 +88,30 @@ class Entrance:
         """
         route = self._route(asked, call, rules, check)
         check_input(asked.body, rules.input_limits)
-        try:
-            rules.filters.check_request(asked.body)
-        except FilterFound as found:
-            call.why = found.rule
-            raise
+        self.search(asked.body, call, rules)
         tokens = 0
         if not _is_unlimited(asked.caller):
             tokens = _estimated_tokens(asked, rules.settings.output_tokens_assumed)
-        return Entry(route, await self._limits.enter(asked.caller, route.name, tokens))
+        return await self.reserve(asked.caller, route, tokens)
+
+    def check_route(self, route: Route, caller: Caller, call: Call) -> None:
+        """Raises ModelNotAllowed, or ModelNotFound where models hide."""
+        self._door.check_model(caller, route.name)
+        call.model = route.name
+
+    def search(self, body: msgspec.Struct, call: Call, rules: Rules) -> None:
+        """The content filter on all that a body says. Raises FilterFound, InvalidRequest."""
+        try:
+            rules.filters.check_request(body)
+        except FilterFound as found:
+            call.why = found.rule
+            raise
+
+    async def reserve(
+        self, caller: Caller, route: Route, tokens: int, *, field: str = "max_tokens"
+    ) -> Entry:
+        """Take the tokens from the key's limits. Raises as `RateLimits.enter`."""
+        return Entry(route, await self._limits.enter(caller, route.name, tokens, field=field))
 
     def _route(
         self, asked: Asked, call: Call, rules: Rules, check: Callable[[Body], None]
@@ -107,8 +124,7 @@ class Entrance:
         if route is None:
             check(asked.body)  # a node says this first
             raise model_not_found(name or "")
-        self._door.check_model(asked.caller, route.name)
-        call.model = route.name
+        self.check_route(route, asked.caller, call)
         return route
 
     def note_end(self, call: Call) -> None:

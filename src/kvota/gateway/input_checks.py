@@ -26,6 +26,7 @@ class InputLimits:
     prompt_characters_max: int = 1_000_000  # of all messages and tools, or of all prompts
     output_tokens_max: int | None = None  # of one choice
     num_choices_max: int = 16  # n, and prompts times n
+    num_inputs_max: int = 2048  # texts to embed
 
 
 def check_input(request: ChatRequest | CompletionRequest, limits: InputLimits) -> None:
@@ -34,11 +35,11 @@ def check_input(request: ChatRequest | CompletionRequest, limits: InputLimits) -
     if isinstance(request, ChatRequest):
         _check_messages(request.messages or [], limits.num_messages_max)
         length = num_characters([request.messages, request.tools])
-        _check_length("messages", length, limits.prompt_characters_max)
+        check_length("messages", length, limits.prompt_characters_max)
         _check_choices(request.n or 1, "n", limits.num_choices_max)
     else:
         length = num_characters(request.prompt)
-        _check_length("prompt", length, limits.prompt_characters_max)
+        check_length("prompt", length, limits.prompt_characters_max)
         num_choices = (request.n or 1) * num_prompts(request.prompt)
         _check_choices(num_choices, "prompt", limits.num_choices_max)
     _check_output(request, limits.output_tokens_max)
@@ -91,7 +92,7 @@ def _check_messages(messages: Iterable[Message], num_max: int) -> None:
         )
 
 
-def _check_length(name: str, length: int, length_max: int) -> None:
+def check_length(name: str, length: int, length_max: int) -> None:
     if length > length_max:
         raise InvalidRequest(
             f"`{name}` has {length} characters; the limit here is {length_max}.", param=name

@@ -143,16 +143,19 @@ class RateLimits:
         """This gateway enforces the limits alone, because the store was out of reach."""
         return self._clock.now() < self._shunned_until
 
-    async def enter(self, caller: Caller, model: str, estimated_tokens: int) -> Admission:
+    async def enter(
+        self, caller: Caller, model: str, estimated_tokens: int, *, field: str = "max_tokens"
+    ) -> Admission:
         """Take one request, the tokens and a place, from the key and from the key on this model.
 
         Raises KeyLimitReached with the time when it would fit, and InvalidRequest where it never
-        would. `model` must be a served name: what is counted per model is kept.
+        would, which names the `field` that a client can make less of. `model` must be a served
+        name: what is counted per model is kept.
         """
         scopes = _scopes(caller, model)
         if not scopes:
             return Admission(None, estimated_tokens, (), ())
-        _require_possible(scopes, estimated_tokens)
+        _require_possible(scopes, estimated_tokens, field)
         order = Order(
             key_id=caller.key_id,
             scopes=scopes,
@@ -234,15 +237,15 @@ def _scopes(caller: Caller, model: str) -> list[Scope]:
     return scopes
 
 
-def _require_possible(scopes: Sequence[Scope], tokens: int) -> None:
+def _require_possible(scopes: Sequence[Scope], tokens: int, field: str) -> None:
     """A request that alone is over a limit gets no time to come back: none would help."""
     for scope in scopes:
         limit = scope.limits.tokens_per_minute
         if limit is not None and tokens > limit:
             raise InvalidRequest(
-                f"The request may use {tokens} tokens, prompt and output together, and this key "
-                f"may use {limit} per minute{_where(scope)}. Ask for fewer with max_tokens.",
-                param="max_tokens",
+                f"The request may use {tokens} tokens, all that goes in and out together, and this "
+                f"key may use {limit} per minute{_where(scope)}. Ask for less with {field}.",
+                param=field,
             )
 
 

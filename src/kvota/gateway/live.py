@@ -37,6 +37,7 @@ class Rules:
             prompt_characters_max=settings.prompt_characters_max,
             output_tokens_max=settings.output_tokens_max,
             num_choices_max=settings.choices_max,
+            num_inputs_max=settings.inputs_max,
         )
 
 

@@ -94,8 +94,9 @@ class GatewayMetrics:
             self._fallbacks.labels(call.model).inc()
         if call.ttft_s is not None:
             self._first_token_s.observe(call.ttft_s)
+        if call.first_token_s is not None:
             self._request_s.observe(call.total_s)
-        self._child(self._prompt, call.model).inc(call.prompt_tokens)
+        self._child(self._prompt, call.model).inc(call.read_tokens)
         self._child(self._output, call.model).inc(call.output_tokens)
 
     def attempt_ended(self, ended: Ended) -> None:

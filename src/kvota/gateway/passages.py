@@ -1,8 +1,7 @@
-"""Paths of a node that the gateway passes on: where requests are, the tokenizer, embeddings.
+"""Pages of nodes that the gateway passes on: where requests are, the tokenizer, the desk.
 
     GET    /v1/requests · /admin/requests            asked of every own node, and put together
     DELETE /v1/requests/{id} · /admin/requests/{id}  of each, until one knows the id
-    POST   /tokenize · /detokenize · /v1/embeddings  of a backend of the model
     GET    /tokenizer_info                           of the first own node
     GET · PUT /admin/desk                            of the own node, or the one in ?backend=NAME
 
@@ -10,30 +9,22 @@ Requests at foreign backends are not listed: where those are, their engines do n
 """
 
 from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, InvalidRequest, KvotaError, NotFound
-from kvota.edge.exchange import Exchange
-from kvota.edge.problems import error_headers, error_response
-from kvota.edge.settings import EdgeSettings
+from kvota.core.errors import InvalidRequest, NotFound
 from kvota.edge.trust import told
 from kvota.gateway.about import json_response, own_nodes
-from kvota.gateway.auth import Door, model_not_found
 from kvota.gateway.backends import Backend
 from kvota.gateway.caller import Caller
-from kvota.gateway.dispatch import nobody
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.live import Live
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.upstream.failures import AttemptFailed
-from kvota.gateway.upstream.outgoing import outgoing_headers, renamed_body
+from kvota.gateway.upstream.outgoing import outgoing_headers
 
 _Listing = dict[str, Any]
 
@@ -108,77 +99,6 @@ class NodeDesks:
             names = ", ".join(one.name for one in nodes)
             raise InvalidRequest(f"Say which with ?backend=NAME: {names}.", param="backend")
         return chosen[0]
-
-
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
-class PassageEndpoint:
-    """An ASGI application for one POST path, answered by a backend of the model it names."""
-
-    def __init__(
-        self,
-        path: str,
-        live: Live,
-        gatekeeper: Gatekeeper,
-        door: Door,
-        settings: EdgeSettings,
-        chance: Random,
-        clock: Clock,
-    ) -> None:
-        self._path = path
-        self._live = live
-        self._gatekeeper = gatekeeper
-        self._door = door
-        self._settings = settings
-        self._chance = chance
-        self._clock = clock
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings)
-        try:
-            caller = self._gatekeeper.admit(HttpRequest(scope))
-            content = await exchange.body()
-            node, sent = self._target(content, caller)
-            status, answer, headers = await _ask(node, "POST", self._path, sent, caller)
-            raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-            await exchange.send_whole(status, answer, raw)
-        except ClientClosed:
-            return
-        except KvotaError as error:
-            if not exchange.is_gone:
-                headers_of = error_headers(error, self._chance)
-                await exchange.respond(error.status, error_response(error), headers_of)
-
-    def _target(self, content: bytes, caller: Caller) -> tuple[Backend, bytes]:
-        """A backend and the body for it. A body without a model goes to the first own node."""
-        name = _model_in(content)
-        table = self._live.now.table
-        if not name:
-            nodes = own_nodes(self._live)
-            if not nodes:
-                raise InvalidRequest("`model` is missing.", param="model")
-            return nodes[0], content
-        route = table.find(name)
-        if route is None:
-            raise model_not_found(name)
-        self._door.check_model(caller, route.name)
-        now = self._clock.now()
-        for version in route.versions.values():
-            for backend in version.backends:
-                if backend.may_serve:
-                    is_same = version.model == name
-                    model = version.model
-                    return backend, content if is_same else renamed_body(content, model=model)
-        raise nobody((route,), now)
-
-
-def _model_in(content: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(content, type=_Named).model
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # the node says what is wrong with it
 
 
 async def _ask(

@@ -8,6 +8,7 @@ At the end limits are corrected, usage is kept, abuse is noted and the record is
 happened.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.edge.settings import EdgeSettings
 from kvota.gateway.attempts import Asked, Body
-from kvota.gateway.calls import Call, outcome_of_code
+from kvota.gateway.calls import Call, Work, outcome_of_code
 from kvota.gateway.dispatch import Dispatcher
 from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
 from kvota.gateway.live import Live, Rules, going_away
@@ -52,19 +53,19 @@ class Parts:
     prefix_numbers: PrefixNumbers | None = None  # for a journal
 
 
-class GatewayEndpoint(Generic[T]):
-    """An ASGI application for one path."""
+class Endpoint(ABC):
+    """An ASGI application for one path: from the request's first byte to its record."""
 
-    def __init__(self, name: str, path: str, kind: type[T], parts: Parts) -> None:
+    def __init__(self, name: str, parts: Parts, work: Work = Work.GENERATION) -> None:
         self._name = name
-        self._path = path
-        self._decoder: BodyDecoder[T] = BodyDecoder(kind)
         self._parts = parts
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = self._parts
         exchange = Exchange(scope, receive, send, parts.settings)
         call = new_call(self._name, scope, exchange, parts)
+        call.work = self._work
         failure: BaseException | None = None
         try:
             async with parts.live.serving():
@@ -80,6 +81,19 @@ class GatewayEndpoint(Generic[T]):
         finally:
             call.ended_s = parts.clock.now()
             parts.record(call)
+
+    @abstractmethod
+    async def _serve(self, exchange: Exchange, call: Call) -> None:
+        """Answer it, or raise what its client is told."""
+
+
+class GatewayEndpoint(Endpoint, Generic[T]):
+    """One path that generates."""
+
+    def __init__(self, name: str, path: str, kind: type[T], parts: Parts) -> None:
+        super().__init__(name, parts)
+        self._path = path
+        self._decoder: BodyDecoder[T] = BodyDecoder(kind)
 
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         parts, rules = self._parts, self._parts.live.now

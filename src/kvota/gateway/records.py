@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
-from kvota.gateway.calls import Call
+from kvota.gateway.calls import Call, Work
 from kvota.gateway.entrance import Entrance
 from kvota.gateway.metrics import GatewayMetrics
 from kvota.gateway.store.database import StoreUnusable
@@ -48,7 +48,7 @@ class Records:
         self._metrics.observe(call)
         if self._usage is not None and call.caller is not None:
             self._keep_usage(self._usage, call)
-        if self._journal is not None:
+        if self._journal is not None and call.work is not Work.LOOKUP:
             self._journal.write(self._journal_line(call))
         fields = _fields(call)
         if self._tracing is not None:
@@ -62,7 +62,7 @@ class Records:
             tenant=call.caller.tenant,
             model=call.model,
             day=day_of(self._unix_time()),
-            prompt_tokens=call.prompt_tokens if call.output_tokens else 0,
+            prompt_tokens=call.read_tokens,
             cached_tokens=call.cached_tokens,
             output_tokens=call.output_tokens,
             refusals=int(call.outcome in _REFUSED),
@@ -134,6 +134,7 @@ def _fields(call: Call) -> dict[str, Any]:
         "version": call.version if call.version != call.model else None,
         "attempts": call.num_attempts if call.num_attempts > 1 else None,
         "task": call.task,
+        "inputs": call.num_inputs,
         "fallback": call.fallback,
         "prompt_tokens": call.prompt_tokens,
         "cached_tokens": call.cached_tokens,

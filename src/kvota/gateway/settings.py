@@ -44,6 +44,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     nesting_max: int = 128
     output_tokens_max: int | None = None  # of one choice; None: what the model can
     choices_max: int = 256  # n, and prompts times n
+    inputs_max: int = 2048  # texts of one request for embeddings
     abuse_watch: bool = True
     abuse_failures_max: int = 100  # of one key within a minute, before it is blocked
     abuse_block_s: float = 60.0

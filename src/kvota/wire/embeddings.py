@@ -1,9 +1,12 @@
 """POST /v1/embeddings: OpenAI's request and response."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
+from kvota.core.errors import InvalidRequest
 from kvota.wire.openai import PositiveCount, TokenId
 
 NUM_INPUTS_MAX = 2048  # of one request, as OpenAI has it
@@ -37,3 +40,35 @@ class EmbeddingResponse(Struct, kw_only=True):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+def inputs_of(
+    given: str | list[Any] | None, *, num_max: int = NUM_INPUTS_MAX
+) -> Sequence[str | list[int]]:
+    """The inputs one by one. Raises InvalidRequest naming `input`."""
+    if given is None or given == []:
+        raise InvalidRequest("`input` is missing or empty.", param="input")
+    if isinstance(given, str):
+        return [given]
+    if all(isinstance(one, str) for one in given):
+        return _at_most(num_max, given)
+    rows = [given] if all(_is_number(one) for one in given) else _at_most(num_max, given)
+    try:
+        return msgspec.convert(rows, list[TokenIds])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            f"`input` must be a text, texts, token ids, or lists of token ids: {error}.",
+            param="input",
+        ) from None
+
+
+def _at_most(num_max: int, inputs: list[Any]) -> list[Any]:
+    if len(inputs) > num_max:
+        raise InvalidRequest(
+            f"`input` has {len(inputs)} entries; the limit is {num_max}.", param="input"
+        )
+    return inputs
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -33,12 +33,19 @@ from kvota.core.errors import (
 from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import ErrorPages, error_code, error_headers, error_response, outcome_of
+from kvota.edge.trust import USAGE, UsageReport
 from kvota.node.embedding.embedder import Embedder, Vector
-from kvota.node.embedding.texts import Encode, inputs_of, token_ids
+from kvota.node.embedding.texts import Encode, token_ids
 from kvota.node.settings import HttpSettings
 from kvota.node.workbench import Workbench
 from kvota.wire.decode import BodyDecoder
-from kvota.wire.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from kvota.wire.embeddings import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    inputs_of,
+)
 from kvota.wire.responses import ModelCard, ModelList
 
 
@@ -187,6 +194,9 @@ class EmbeddingEndpoint:
                 raise
             finally:
                 work.cancel()
+            if self._settings.trusts_gateway:
+                report = UsageReport(seen.prompt_tokens, 0, 0)
+                exchange.headers.append((USAGE, report.encode()))
             await exchange.respond(200, self._answer(body, vectors, seen.prompt_tokens))
 
     async def _texts(self, body: EmbeddingRequest) -> list[Sequence[int]]:

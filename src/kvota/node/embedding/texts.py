@@ -1,37 +1,11 @@
-"""What a client may put into `input`, as token ids that the encoder takes."""
+"""What a client has put into `input`, as token ids that the encoder takes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import msgspec
 
 from kvota.core.errors import ContextLengthExceeded, InvalidRequest
 from kvota.wire.checks import check_token_ids
-from kvota.wire.embeddings import NUM_INPUTS_MAX, TokenIds
 
 Encode = Callable[[str], list[int]]
-
-
-def inputs_of(given: str | list[Any] | None) -> Sequence[str | list[int]]:
-    """The inputs one by one. Raises InvalidRequest naming `input`."""
-    if given is None or given == []:
-        raise InvalidRequest("`input` is missing or empty.", param="input")
-    if isinstance(given, str):
-        return [given]
-    if len(given) > NUM_INPUTS_MAX:
-        raise InvalidRequest(
-            f"`input` has {len(given)} entries; the limit is {NUM_INPUTS_MAX}.", param="input"
-        )
-    if all(isinstance(one, str) for one in given):
-        return given
-    rows = [given] if all(_is_number(one) for one in given) else given
-    try:
-        return msgspec.convert(rows, list[TokenIds])
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            f"`input` must be a text, texts, token ids, or lists of token ids: {error}.",
-            param="input",
-        ) from None
 
 
 def token_ids(
@@ -57,7 +31,3 @@ def token_ids(
             )
         found.append(ids)
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
