@@ -60,55 +60,76 @@ def test_what_does_not_fit_is_refused_and_what_is_unknown_is_left_to_vllm(model:
         flags_of(Path("nobody/nothing"), Gpu(80 * GIB, 0, 9.0))
 
 
+class Serving:
+    """`kvota serve --engine vllm` as a process, with the stand-in for vLLM behind it."""
+
+    def __init__(self, state: Path) -> None:
+        command = ",".join((sys.executable, "-m", "tests.support.fake_vllm"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvota", "serve", "a/model", "--engine", "vllm", "--port", "0"],
+            env={**os.environ, "XDG_STATE_HOME": str(state), "KVOTA_VLLM_COMMAND": command},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        until(lambda: any("Listening on" in line for line in self.lines), "an address", 60.0)
+        [address] = [line.split()[2] for line in self.lines if line.startswith("Listening on")]
+        self.client = Client(address, MODEL)
+        [self.told] = [line for line in self.lines if line.startswith("fake vllm")]
+
+    @property
+    def engines(self) -> list[psutil.Process]:
+        """The stand-in that was told to listen on this port."""
+        port = self.told.split()[self.told.split().index("--port") + 1]
+        return [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if {port, "tests.support.fake_vllm"} <= set(one.info["cmdline"] or ())
+        ]
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        self.client.close()
+        self.stop(signal.SIGTERM)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[tuple[Client, list[str]]]:
-    command = ",".join((sys.executable, "-m", "tests.support.fake_vllm"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvota", "serve", "a/model", "--engine", "vllm", "--port", "0"],
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "KVOTA_VLLM_COMMAND": command},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    lines: list[str] = []
-    errors = process.stderr
-
-    def read() -> None:
-        for line in errors:
-            lines.append(line)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    until(lambda: any("Listening on" in line for line in lines), "an address", 60.0)
-    [address] = [line.split()[2] for line in lines if line.startswith("Listening on")]
-    client = Client(address, MODEL)
-    yield client, lines
-    client.close()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    reader.join()
-    process.stderr.close()
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    made = Serving(tmp_path)
+    yield made
+    made.close()
 
 
-def test_vllm_is_started_watched_and_answered_for(serving: tuple[Client, list[str]]) -> None:
-    client, lines = serving
-    [told] = [line for line in lines if line.startswith("fake vllm")]
-    assert told.startswith("fake vllm a/model --host 127.0.0.1 --port ")
+def test_vllm_is_started_watched_and_answered_for(serving: Serving) -> None:
+    client = serving.client
+    assert serving.told.startswith("fake vllm a/model --host 127.0.0.1 --port ")
     assert client.chat().text() == "w0 w1 w2 w3 w4 w5 w6 w7"
     reply = client.chat(stream=True)
     assert reply.finish() == "stop"
     assert reply.headers["x-kvota-backend"] == "node"
     assert client.metric("kvota_gateway_node_up") == 1
-    [child] = processes_on(told.split()[told.split().index("--port") + 1])
-    child.kill()
+    [engine] = serving.engines
+    engine.kill()
     until(lambda: client.metric("kvota_gateway_node_starts") == 2, "another vLLM", 60.0)
     until(lambda: client.chat().status == 200, "an answer", 60.0)
+    assert serving.stop(signal.SIGTERM) == 0
+    assert not serving.engines
 
 
-def processes_on(port: str) -> list[psutil.Process]:
-    """The stand-in that was told to listen there."""
-    return [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if {port, "tests.support.fake_vllm"} <= set(one.info["cmdline"] or ())
-    ]
+def test_vllm_does_not_outlive_a_gateway_that_is_killed(serving: Serving) -> None:
+    assert serving.engines
+    serving.stop(signal.SIGKILL)
+    until(lambda: not serving.engines, "vLLM to be ended", 60.0)

@@ -126,6 +126,15 @@ def test_a_killed_gateway_takes_its_node_with_it(server: LightServe) -> None:
     until(lambda: not psutil.pid_exists(pid), "the node to notice")
 
 
+def test_a_killed_gateway_takes_also_a_node_with_it_that_hears_nothing(
+    server: LightServe,
+) -> None:
+    pid = server.node_pid
+    os.kill(pid, signal.SIGSTOP)
+    server.signal(signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(pid), "the node to be killed", 60.0)
+
+
 def test_a_second_signal_ends_both_at_once(server: LightServe) -> None:
     pid = server.node_pid
     with server.stream(CHAT, {**server.chat_body(), **LONG}) as stream:

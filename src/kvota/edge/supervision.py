@@ -1,7 +1,8 @@
 """How a gateway and the node that it has started hold on to each other.
 
 node, standard output    one line of JSON, when it listens: what it serves and plans to hold
-node, standard input     the lifeline: it ends when the gateway does, however that ends
+node, standard input     the lifeline: it ends when the gateway does, however that ends; who does
+                         not heed it is killed (`leash.py`)
 node, standard error     what an operator reads, as ever
 SIGTERM                  the node drains and exits, as ever
 """

@@ -4,8 +4,8 @@
     readiness, exit, probe, weight ──▶ life              what is seen is told there
 
 The process is a child in a session of its own, so that a Ctrl-C reaches the gateway alone and
-things end in order. It holds a lifeline (`edge/supervision.py`), so that it does not outlive a
-gateway that was killed.
+things end in order. It is on a leash (`edge/leash.py`), so that neither it nor what it has started
+outlives a gateway that was killed; our node also reads the same pipe (`edge/supervision.py`).
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import psutil
 
 from kvota.core.clock import Clock
 from kvota.core.errors import Refusal, Refused
+from kvota.edge.leash import leashed
 from kvota.edge.supervision import NodeReady, read_ready
 from kvota.gateway.node_life import Bounds, NodeLife, Order, Probe, Reason, State
 from kvota.telemetry.log import Log
@@ -180,7 +181,7 @@ class Supervisor:
     async def _spawn(self) -> None:
         child = self._child
         self._process = await asyncio.create_subprocess_exec(
-            *child.command,
+            *leashed(child.command),
             stdin=PIPE,
             stdout=PIPE,
             env=dict(child.environment),
