@@ -292,12 +292,13 @@ class FakeBackend:
 
     async def _embed(self, asked: Received, wire: Wire) -> None:
         given = asked.json["input"]
-        texts = [given] if isinstance(given, str) else given
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        inputs = [given] if is_one else given
         rows = [
-            {"object": "embedding", "index": index, "embedding": [float(len(text)), 0.5]}
-            for index, text in enumerate(texts)
+            {"object": "embedding", "index": index, "embedding": [float(len(one)), 0.5]}
+            for index, one in enumerate(inputs)
         ]
-        total = sum(num_words(str(text)) for text in texts)
+        total = sum(num_words(one) if isinstance(one, str) else len(one) for one in inputs)
         usage = {"prompt_tokens": total, "total_tokens": total}
         await wire.json({"object": "list", "data": rows, "model": MODEL, "usage": usage})
 

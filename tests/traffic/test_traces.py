@@ -13,6 +13,7 @@ import pytest
 from kvota.telemetry.journal import JournalLine
 from kvota.traffic.arrival import Arrival, prompt_of
 from kvota.traffic.traces import (
+    PassedOver,
     TraceError,
     read_azure,
     read_mooncake,
@@ -142,6 +143,17 @@ def test_what_got_no_answer_counts_with_all_that_was_allowed(tmp_path: Path) -> 
         journal_line(3.0, "invalid", output_tokens=0),
     )
     assert [one.output_tokens for one in read_own_journal(path, max_tokens=64)] == [300, 64]
+
+
+def test_embeddings_in_a_journal_are_passed_over(tmp_path: Path) -> None:
+    path = journal_of(
+        tmp_path / "j",
+        journal_line(1.0, endpoint="embeddings", output_tokens=0),
+        journal_line(2.0, endpoint="completions", output_tokens=7, max_tokens=9),
+    )
+    passed_over = PassedOver()
+    assert [one.output_tokens for one in read_own_journal(path, passed_over=passed_over)] == [7]
+    assert passed_over.num == 1
 
 
 def test_a_file_that_is_no_journal_is_told_with_its_line(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def _run_encoder(
     supervised: bool,
 ) -> int:
     with _bind(server) as taken:
-        node = load_embedding_node(screen, model, desk, embeddings, server, cache_dir)
+        node = load_embedding_node(
+            screen, model, desk, embeddings, server, cache_dir, log_requests=not supervised
+        )
         listen(taken)
         ready = NodeReady(
             model=node.name,

@@ -33,6 +33,7 @@ JOURNAL_ALLOWED = 1024  # tokens, where neither line nor caller says what a clie
 BAILIAN_BLOCK = 16
 _GZIP = b"\x1f\x8b"
 _NEVER_WORK = frozenset({Outcome.INVALID, Outcome.DENIED})
+_GENERATING = frozenset({"chat.completions", "completions"})  # embeddings have no answer to time
 MOONCAKE_BUCKET_S = 3.0  # the conversation trace's times are whole multiples of this
 
 
@@ -133,7 +134,7 @@ def read_sharegpt(
 def read_own_journal(
     path: Path, *, max_tokens: int | None = JOURNAL_ALLOWED, passed_over: PassedOver | None = None
 ) -> Iterator[Arrival]:
-    """kvota's journal, in order of arrival; what could never have been work is passed over.
+    """kvota's journal, in order of arrival; what could never have generated is passed over.
 
     How long the answer of a request would have been that did not get it, nobody knows: it counts
     with all that its client allowed.
@@ -143,7 +144,11 @@ def read_own_journal(
             everything = list(read_journal(file))
     except JournalError as error:
         raise TraceError(f"{path}: {error}") from error
-    lines = [line for line in everything if line.outcome not in _NEVER_WORK]
+    lines = [
+        line
+        for line in everything
+        if line.outcome not in _NEVER_WORK and line.endpoint in _GENERATING
+    ]
     if passed_over is not None:
         passed_over.num += len(everything) - len(lines)
     lines.sort(key=lambda line: line.at)

@@ -58,6 +58,8 @@ def load_embedding_node(
     batches: EmbeddingOptions,
     server: ServerSettings,
     cache_dir: Path,
+    *,
+    log_requests: bool,
 ) -> EmbeddingNode:
     """Fetch, load and put together, telling the operator what is going on."""
     with screen.fetching() as fetching:
@@ -96,7 +98,7 @@ def load_embedding_node(
         ),
         clock=clock,
         chance=SystemRandom(),
-        record=_Records(metrics, log),
+        record=_Records(metrics, log if log_requests else None),
         render_metrics=metrics.render,
         unix_time=time.time,
         stuck_after_s=server.stuck_after_s,
@@ -142,13 +144,15 @@ class _Passes:
 
 
 class _Records:
-    """One log line and one set of observations for every request."""
+    """One set of observations for every request, and one log line where nobody else logs it."""
 
-    def __init__(self, metrics: EmbeddingMetrics, log: Log) -> None:
+    def __init__(self, metrics: EmbeddingMetrics, log: Log | None) -> None:
         self._metrics = metrics
         self._log = log
 
     def __call__(self, record: EmbeddingRecord) -> None:
         self._metrics.observe_request(record.outcome, record.code, record.total_s)
+        if self._log is None:
+            return
         fields = dataclasses.asdict(record) | {"total_s": round(record.total_s, 4)}
         self._log.info("request", endpoint="embeddings", **fields)
