@@ -151,6 +151,17 @@ def test_an_answer_keeps_to_its_schema_or_is_cut(node: LiveNode) -> None:
     assert node.chat(response_format=format_, max_tokens=2).finish() == "length"
 
 
+def test_a_grammar_that_becomes_too_complex_is_the_clients_fault(node: LiveNode) -> None:
+    """It compiles, and no retry would help: not a 502, which clients repeat and gateways count"""
+    endless = 'start: ("a"|"aa"|"aaa") start'
+    reply = node.complete(structured_outputs={"grammar": endless}, max_tokens=200)
+    assert reply.status == 400
+    assert reply.error["code"] == "invalid_request"
+    assert reply.error["param"] == "structured_outputs.grammar"
+    assert reply.headers["x-should-retry"] == "false"
+    assert node.complete(max_tokens=2).status == 200
+
+
 def test_text_format_is_as_if_absent(node: LiveNode) -> None:
     """A16"""
     fields = {"max_tokens": 8, "seed": 3}

@@ -5,12 +5,14 @@ import pytest
 from kvota.core.errors import (
     BackendFailed,
     ClientClosed,
+    InvalidRequest,
+    KvotaError,
     Outcome,
     Refusal,
     Refused,
     RequestTimeout,
 )
-from kvota.core.plan import Draw, Executor
+from kvota.core.plan import Draw, Executor, Sampled, StepPlan, StepResult
 from kvota.core.request import FinishReason, Paused, SamplingParams
 from kvota.engine.engine import FAILED_STEPS_MAX, EngineBroken
 from kvota.engine.lateness import not_begun
@@ -290,6 +292,46 @@ def test_a_step_that_fails_once_changes_no_text() -> None:
     for request in requests:
         for choice in range(2):
             assert world.tokens(request.id, choice) == reference_tokens(request, choice)
+
+
+class FailingDraws:
+    """Every token of a request with a seed in `errors` fails with its error."""
+
+    def __init__(self, errors: dict[int, KvotaError]) -> None:
+        self._real = ScriptedExecutor(say(1, 2, 3))
+        self._errors = errors
+        self.capacity = self._real.capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self._real.execute(plan)
+        return StepResult(
+            [
+                dataclasses.replace(done, sampled=list(map(self._fail, chunk.draws, done.sampled)))
+                for chunk, done in zip(plan.chunks, result.chunks, strict=True)
+            ]
+        )
+
+    def _fail(self, draw: Draw, sampled: Sampled) -> Sampled:
+        error = self._errors.get(draw.params.seed)
+        return sampled if error is None else Sampled(0, error=error)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (InvalidRequest("Its grammar is too complex."), Outcome.INVALID),
+        (BackendFailed("The logits are not numbers."), Outcome.ENGINE_ERROR),
+    ],
+)
+def test_a_draw_that_fails_ends_its_request_with_whose_fault_it_was(
+    error: KvotaError, outcome: Outcome
+) -> None:
+    world = EngineWorld(FailingDraws({13: error}), vocabulary=Vocabulary([b"a", b"b", b"c", b"d"]))
+    world.submit("bad", sampling=SamplingParams(seed=13))
+    world.submit("good")
+    world.run()
+    assert (world.ended("bad").outcome, world.ended("bad").error) == (outcome, error)
+    assert world.text("good") == "bcdaaaaa"
 
 
 def test_a_request_that_breaks_the_model_ends_alone() -> None:

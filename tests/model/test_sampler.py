@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from kvota.core.errors import InvalidRequest
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
 from kvota.model.sampler import Sampler
@@ -46,7 +47,12 @@ class Allow:
 
 class Broken(Allow):
     def write_mask(self, row: npt.NDArray[np.int32]) -> None:
-        raise RuntimeError("too many states")
+        raise RuntimeError("a bug")
+
+
+class TooComplex(Allow):
+    def write_mask(self, row: npt.NDArray[np.int32]) -> None:
+        raise InvalidRequest("too complex")
 
 
 def draw_of(
@@ -280,18 +286,23 @@ def test_tokens_without_a_score_change_nothing() -> None:
 def test_what_is_wrong_with_one_row_hurts_no_other(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=3, logprobs=1)
     good = Draw(params, 0, [1], 1)
-    logits = np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, 0, 0]] + [[0, 1, 2]] * 3, np.float32)
+    logits = np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, 0, 0]] + [[0, 1, 2]] * 4, np.float32)
     batch = [good] * 3
-    batch += [Draw(params, 0, [1], 1, grammar) for grammar in (Allow(()), Broken(()))]
+    batch += [
+        Draw(params, 0, [1], 1, grammar) for grammar in (Allow(()), Broken(()), TooComplex(()))
+    ]
     batch += [good]
     first, *failed, last = Sampler(3).sample(logits, batch)
     assert first == last
     assert first.error is None
-    errors = [sampled.error or "" for sampled in failed]
-    assert "not a number" in errors[0]
-    assert "not a number" in errors[1]
-    assert "forbid the whole vocabulary" in errors[2]
-    assert "too many states" in errors[3]
+    told = [(sampled.error.status, sampled.error.message) for sampled in failed if sampled.error]
+    assert [status for status, _ in told] == [502, 502, 400, 502, 400]
+    for (_, message), words in zip(
+        told,
+        ("not a number", "not a number", "forbid the whole vocabulary", "a bug", "too complex"),
+        strict=True,
+    ):
+        assert words in message
 
 
 def test_extreme_scores_neither_warn_nor_leave_the_support() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvota.core.errors import InvalidRequest
 from kvota.core.request import Band
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.sequence import IllegalTransition, Status
@@ -217,7 +218,7 @@ def test_a_draw_that_failed_appends_nothing() -> None:
     assert plan is not None
     result = loop.executor.execute(plan)
     (answer,) = result.chunks
-    broken = type(answer.sampled[0])(0, error="the grammar has no next token")
+    broken = type(answer.sampled[0])(0, error=InvalidRequest("No token may follow."))
     done = loop.scheduler.commit(plan, type(result)([type(answer)([broken])]))
     assert done.sampled == [(only(group), broken)]
     assert only(group).output == []

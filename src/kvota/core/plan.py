@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvota.core.errors import KvotaError
 from kvota.core.request import Constraint, SamplingParams, TokenLogprobs
 
 
@@ -71,11 +72,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The answer to one Draw. `error` is set when this draw alone failed (its grammar broke)."""
+    """The answer to one Draw. `error` is set when this draw alone failed.
+
+    Its class says whose fault that is: the request's (its grammar broke) or the model's.
+    """
 
     token: int
     logprobs: TokenLogprobs | None = None
-    error: str | None = None
+    error: KvotaError | None = None
 
 
 @dataclass(frozen=True, slots=True)

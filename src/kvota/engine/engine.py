@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvota.core.clock import Clock
-from kvota.core.errors import BackendFailed, ClientClosed, KvotaError, Outcome
+from kvota.core.errors import BackendFailed, ClientClosed, KvotaError, Outcome, RequestError
 from kvota.core.plan import ChunkResult, Executor, Sampled, StepPlan, StepResult
 from kvota.core.request import EngineEvent, Paused, Request
 from kvota.engine.answer import Answer, new_answer
@@ -252,7 +252,7 @@ class Engine:
         if answer is None:
             return  # another choice of the request has failed in this very step
         if sampled.error is not None:
-            self._end(request_id, Outcome.ENGINE_ERROR, BackendFailed(sampled.error))
+            self._end(request_id, _outcome_of(sampled.error), sampled.error)
             return
         if answer.first_token_s is None:
             answer.first_token_s = now
@@ -312,3 +312,8 @@ class Engine:
             num_running=now.running,
             num_waiting=now.waiting + now.preempted,
         )
+
+
+def _outcome_of(error: KvotaError) -> Outcome:
+    """How a request ends whose draw failed."""
+    return Outcome.INVALID if isinstance(error, RequestError) else Outcome.ENGINE_ERROR

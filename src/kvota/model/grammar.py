@@ -154,7 +154,7 @@ class GrammarCompiler:
             template = compiled.result()
         if template.is_error():
             raise _refused(kind, template.get_error(), param)
-        return lambda: GrammarConstraint(template.deep_copy())
+        return lambda: GrammarConstraint(template.deep_copy(), param)
 
     def _template(self, grammar: str) -> LLMatcher:
         """A matcher at its start. A failure to build it, or its first mask, stays in it."""
@@ -171,8 +171,9 @@ class GrammarConstraint:
     `write_mask` raises, so that exactly the draw which needed it fails.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, param: str) -> None:
         self._matcher = matcher
+        self._param = param
 
     def write_mask(self, row: npt.NDArray[np.int32]) -> None:
         """Set bit t % 32 of word t // 32 for every token t that may follow, clear the others.
@@ -183,7 +184,11 @@ class GrammarConstraint:
         if not self._matcher.is_error():
             _write_mask(self._matcher, row)
         if self._matcher.is_error():
-            raise GrammarBroken(_sentence(self._matcher.get_error()))
+            reason = _sentence(self._matcher.get_error())
+            raise GrammarBroken(
+                f"What the output must follow cannot be enforced any further: {reason}",
+                param=self._param,
+            )
 
     def accept(self, token: int) -> None:
         """Advance by `token`. Never raises."""
@@ -194,8 +199,8 @@ class GrammarConstraint:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
-class GrammarBroken(Exception):
-    """A constraint cannot go on; the message is llguidance's."""
+class GrammarBroken(InvalidRequest):
+    """A constraint became too complex on the way; the message holds llguidance's reason."""
 
 
 def _write_mask(matcher: LLMatcher, row: npt.NDArray[np.int32]) -> None:

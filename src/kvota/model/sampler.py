@@ -9,7 +9,8 @@ a neighbour could advance. The random number is a hash of (seed, choice, positio
 a seeded request says the same alone, in any batch, and again after a preemption.
 
 Nothing that is wrong with one row may hurt another: a row without a possible token, a row that is
-not finite and a grammar that breaks each end in `Sampled.error` of that draw.
+not finite and a grammar that breaks each end in `Sampled.error` of that draw. Numbers that are not
+finite are the model's fault; what a request forbids itself is its own, and no retry would help it.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from kvota.core.errors import BackendFailed, InvalidRequest, KvotaError
 from kvota.core.plan import Draw, Sampled
 from kvota.core.request import Constraint, SamplingParams, TokenLogprobs
 from kvota.model.sampling_math import (
@@ -80,7 +82,7 @@ class Sampler:
         try:
             token = self._choose(self._scores(row, draw), draw)
         except _NoToken as failure:
-            return Sampled(token=0, error=str(failure))
+            return Sampled(token=0, error=failure.error)
         wanted = draw.params.logprobs
         return Sampled(token, None if wanted is None else token_logprobs(row, token, wanted))
 
@@ -105,7 +107,10 @@ class Sampler:
     def _choose(self, scores: Floats, draw: Draw) -> int:
         best = int(scores.argmax())  # the lowest id of the highest; the first NaN if there is one
         if not np.isfinite(scores[best]):
-            raise _NoToken(NOTHING_LEFT if scores[best] == FORBIDDEN else NOT_FINITE)
+            is_forbidden = scores[best] == FORBIDDEN
+            raise _NoToken(
+                InvalidRequest(NOTHING_LEFT) if is_forbidden else BackendFailed(NOT_FINITE)
+            )
         params = draw.params
         if params.temperature < GREEDY_BELOW:
             return best
@@ -147,8 +152,10 @@ class Sampler:
         words = np.zeros((self._vocab_size + 31) // 32, np.int32)
         try:
             constraint.write_mask(words)
+        except InvalidRequest as failure:
+            raise _NoToken(failure) from failure
         except Exception as failure:  # the boundary: a constraint may break, its neighbours not
-            raise _NoToken(f"The grammar cannot go on: {failure}") from failure
+            raise _NoToken(BackendFailed(f"The grammar cannot go on: {failure}")) from failure
         scores[~_unpack(words, len(scores))] = FORBIDDEN
 
     def _counts(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
@@ -162,7 +169,11 @@ class Sampler:
 
 
 class _NoToken(Exception):
-    """This draw has no token; the message says why."""
+    """This draw has no token; the error says why, and whose fault it is."""
+
+    def __init__(self, error: KvotaError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 def _has_penalty(params: SamplingParams) -> bool:
