@@ -39,6 +39,11 @@ class Checker:
     def stepped(self, now: float) -> None:
         """A turn of the engine is over and everything it published has been taken."""
 
+    def leapt(self, ends_s: Sequence[float]) -> None:
+        """As many turns at once, which ended then (`leap.py`)."""
+        for end_s in ends_s:
+            self.stepped(end_s)
+
     def finished(self, now: float) -> None:
         """The world is over."""
 
@@ -54,12 +59,17 @@ class Conservation(Checker):
         self.num_proofs = 0
 
     def stepped(self, now: float) -> None:
-        cache = self._scheduler.snapshot().cache
+        self.leapt((now,))
+
+    def leapt(self, ends_s: Sequence[float]) -> None:
+        """What is true at the end of a leap is all that can be seen of it."""
+        cache, now = self._scheduler.snapshot().cache, ends_s[-1]
         total = cache.free + cache.used + cache.cached
         assert total == cache.num_blocks, f"at {now:.3f} s: {total} blocks of {cache.num_blocks}"
         assert self._scheduler.num_orphaned_blocks == 0, f"at {now:.3f} s: orphaned blocks"
-        self._num_steps += 1
-        if self._num_steps % self._proof_every == 0:
+        num_before = self._num_steps // self._proof_every
+        self._num_steps += len(ends_s)
+        if self._num_steps // self._proof_every > num_before:
             self._prove()
 
     def finished(self, now: float) -> None:
@@ -256,7 +266,7 @@ class AllCheckers(Checker):
         self._granted = hearing("granted")
         self._produced = hearing("produced")
         self._ended = hearing("ended")
-        self._stepped = hearing("stepped")
+        self._stepped = hearing("stepped")  # these are told of leaps, too
         self._finished = hearing("finished")
 
     def arrived(self, record: RequestRecord, now: float) -> None:
@@ -278,6 +288,10 @@ class AllCheckers(Checker):
     def stepped(self, now: float) -> None:
         for checker in self._stepped:
             checker.stepped(now)
+
+    def leapt(self, ends_s: Sequence[float]) -> None:
+        for checker in self._stepped:
+            checker.leapt(ends_s)
 
     def finished(self, now: float) -> None:
         for checker in self._finished:

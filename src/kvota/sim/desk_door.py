@@ -70,6 +70,10 @@ class DeskDoor:
             is_done=delta.finish is not None,
         )
 
+    def has_produced(self, request_id: str, num_tokens: int) -> None:
+        """The desk knows of these tokens of the only choice."""
+        self._produced[request_id][0] += num_tokens
+
     def ended(self, request_id: str, outcome: Outcome, now: float) -> Moves:
         del self._produced[request_id]
         return _granted(self.desk.release(request_id, outcome, now))

@@ -49,8 +49,8 @@ class StepCostExecutor:
     """Answers at once and moves `clock` by the step's cost."""
 
     def __init__(self, capacity: Capacity, cost: StepCost, clock: ManualClock) -> None:
+        self.cost = cost
         self._capacity = capacity
-        self._cost = cost
         self._clock = clock
         self.busy_s = 0.0
 
@@ -59,7 +59,7 @@ class StepCostExecutor:
         return self._capacity
 
     def execute(self, plan: StepPlan) -> StepResult:
-        seconds = self._cost.seconds(terms_of(plan))
+        seconds = self.cost.seconds(terms_of(plan))
         self._clock.advance(seconds)
         self.busy_s += seconds
         return StepResult([_answer(chunk) for chunk in plan.chunks])

@@ -1,5 +1,6 @@
 """The node of a simulated world: the live one's parts, over an executor that only counts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -78,6 +79,18 @@ class SimulatedNode:
         """The share of all blocks that somebody uses."""
         gauges = self.engine.gauges
         return gauges.num_blocks_used / gauges.num_blocks
+
+    @property
+    def has_letters(self) -> bool:
+        """The engine has not read all that was posted to it."""
+        return not self._mailbox._letters.empty()
+
+    def has_leapt(self, seconds: Iterable[float]) -> None:
+        """Steps of so long were taken without the engine (`leap.py`)."""
+        for each_s in seconds:
+            self.executor.busy_s += each_s
+            self.steps.num_steps += 1
+        self.engine._gauges = self.engine._read_gauges()
 
     def submit(self, request: Request) -> None:
         """Run it; or, if it was paused, let it go on."""

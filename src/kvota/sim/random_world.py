@@ -6,6 +6,7 @@ A world that breaks an invariant is replayed, exactly, by
 """
 
 import sys
+from dataclasses import replace
 from random import Random
 
 from kvota.core.plan import Capacity
@@ -37,7 +38,8 @@ def run_random_world(seed: int) -> WorldResult:
         ) from broken
 
 
-def draw_world(seed: int) -> World:
+def draw_world(seed: int, **fields: object) -> World:
+    """`fields` of WorldSettings are replaced after all has been drawn."""
     rng = Random(f"random world {seed}")
     block_size = rng.choice((1, 4, 16, 32))
     capacity = Capacity(rng.randint(6, 48), block_size, bytes_per_block=0)
@@ -54,7 +56,7 @@ def draw_world(seed: int) -> World:
     )
     arrivals = _arrivals(rng, capacity, limits, duration_s)
     door = desk_door(_desk(rng, limits)) if rng.random() < 0.8 else None
-    return World(arrivals, settings, seed=seed, door=door)
+    return World(arrivals, replace(settings, **fields), seed=seed, door=door)  # type: ignore[arg-type]
 
 
 def _desk(rng: Random, limits: SchedulerLimits) -> DeskSettings:

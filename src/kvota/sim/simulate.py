@@ -72,6 +72,7 @@ def world_settings(asked: Simulation) -> WorldSettings:
         queue_timeout_s=desk.queue_timeout_s if desk else None,
         request_timeout_s=desk.request_timeout_s if desk else None,
         proof_every=PROOF_EVERY,
+        leaps=True,
         faults=asked.faults,
         scaling=asked.scaling,
     )

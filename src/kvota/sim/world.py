@@ -4,7 +4,8 @@
        ▲          ▲                   │
        └ agenda ──┴──── events ◀──────┘          checkers hear of everything
 
-The loop is: do what is due, take a turn of the engine, do what became due meanwhile, then take
+Where nothing is decided for some steps, and it is allowed, `leap.py` takes them at once. Otherwise
+the loop is: do what is due, take a turn of the engine, do what became due meanwhile, then take
 what the engine published. So an arrival in the middle of a step meets a door that does not know
 yet what the step produced, as in the live node. When nothing runs, the clock jumps to whatever
 happens next.
@@ -33,9 +34,11 @@ from kvota.core.request import (
 from kvota.kv.cache import KVCache
 from kvota.sim.agenda import Agenda
 from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation, OneEnding
+from kvota.sim.desk_door import DeskDoor
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
 from kvota.sim.faults import FaultPlan, Jump, Storm
+from kvota.sim.leap import Leaper, Leapt
 from kvota.sim.node import NodeSettings, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
 from kvota.traffic.arrival import Arrival, Scaling, prompt_of
@@ -57,6 +60,7 @@ class WorldSettings:
     returns_max: int = 0  # a refused client comes back after Retry-After so often, as a new request
     warm_up_s: float = 0.0  # what arrives before is served and not judged
     proof_every: int = 1  # steps between two full proofs of all invariants
+    leaps: bool = False  # many steps at once where nothing is decided, with the same result
     faults: FaultPlan = field(default_factory=FaultPlan)
     scaling: Scaling = field(default_factory=Scaling)  # of the arrivals, already applied
 
@@ -106,6 +110,11 @@ class World:
         self._last_arrival_s = 0.0
         self._kv_used_s = 0.0  # integral of the used share over the time of the arrivals
         self._num_idle = 0
+        self._leaper = (
+            Leaper(self._node, self._door, self._agenda, self._clock)
+            if settings.leaps and self._can_leap(checkers)
+            else None
+        )
 
     def run(self) -> WorldResult:
         """Until the last request has ended. Raises AssertionError when an invariant breaks."""
@@ -146,7 +155,12 @@ class World:
     def advance(self, until_s: float) -> None:
         """Take turns until then, or until there is nothing more. The last one may end later."""
         while self.has_more and self._clock.now() < until_s:
-            self._turn()
+            started_s = self._clock.now()
+            leapt = self._leaper.leap(until_s) if self._leaper is not None else None
+            if leapt is None:
+                self._turn()
+            else:
+                self._take_leap(leapt, started_s)
 
     def finish(self) -> WorldResult:
         """Prove that nothing is left over."""
@@ -169,8 +183,39 @@ class World:
             self._num_idle = 0
         else:
             self._wait()
-        self._note_use(self._clock.now() - started_s)
+        self._note_use(started_s, self._clock.now(), self._node.kv_used)
         self._checkers.stepped(self._clock.now())
+
+    def _can_leap(self, checkers: Sequence[Checker]) -> bool:
+        """Nothing fails, the door is a known one, and nobody wants to hear of every token."""
+        hears_all = any(
+            type(one).produced is not Checker.produced or type(one).stepped is not Checker.stepped
+            for one in checkers
+        )
+        is_known = isinstance(self._door, DeskDoor | OpenDoor)
+        return is_known and not hears_all and self._settings.faults == FaultPlan()
+
+    def _take_leap(self, leapt: Leapt, started_s: float) -> None:
+        """All that is around the engine in a turn; what happens, happens after the last step."""
+        assert self._leaper is not None
+        now, num_steps, next_s = self._clock.now(), leapt.num_steps, self._agenda.next_s
+        if next_s is not None and next_s <= now:
+            self._leaper.tell_desk(leapt, 0, num_steps - 1)
+            self._do_due()
+            self._leaper.tell_desk(leapt, num_steps - 1, num_steps)
+        else:
+            self._leaper.tell_desk(leapt, 0, num_steps)
+        for one in leapt.runners:
+            record = self._open[one.request_id]
+            record.output_tokens += num_steps
+            record.token_at_s.extend(leapt.ends_s)
+            self._checkers.produced(record, num_steps, now)
+        self._carry_out(self._door.tick(now), now)
+        self._num_idle = 0
+        for end_s, used in zip(leapt.ends_s, leapt.used, strict=True):
+            self._note_use(started_s, end_s, used)
+            started_s = end_s
+        self._checkers.leapt(leapt.ends_s)
 
     def _do_due(self) -> None:
         """Everything that was to happen until now, in order, each at its own moment."""
@@ -188,9 +233,9 @@ class World:
         if next_s is not None:
             self._clock.advance(max(next_s - now, 0.0))
 
-    def _note_use(self, elapsed_s: float) -> None:
-        if self._settings.warm_up_s < self._clock.now() <= self._last_arrival_s:
-            self._kv_used_s += elapsed_s * self._node.kv_used
+    def _note_use(self, started_s: float, ended_s: float, used: float) -> None:
+        if self._settings.warm_up_s < ended_s <= self._last_arrival_s:
+            self._kv_used_s += (ended_s - started_s) * used
 
     # --- what clients do ----------------------------------------------------------------------
 
