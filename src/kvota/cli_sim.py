@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +13,13 @@ from rich.console import Console
 
 from kvota.core.errors import ConfigError
 from kvota.desk.settings import Admission, DeskSettings
+from kvota.model.threads import usable_cores
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.sim import capacity_page
 from kvota.sim.calibration import fit_step_cost
 from kvota.sim.capacity import FACTORS, CapacityCurve, CapacityQuestion
 from kvota.sim.capacity import capacity as find_capacity
+from kvota.sim.crew import Crew
 from kvota.sim.executor import StepCost
 from kvota.sim.records import Targets
 from kvota.sim.simulate import Simulation, report
@@ -74,6 +77,12 @@ def simulate(
     pool: Annotated[
         int, typer.Option(help="--capacity: fleets to this size are simulated whole.")
     ] = 4,
+    whole: Annotated[
+        int, typer.Option(help="--capacity: and those of loads to so many requests.")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="--capacity: processes.  [default: one for each core]")
+    ] = 0,
     price: Annotated[
         float | None, typer.Option(help="--capacity: of a replica for an hour.")
     ] = None,
@@ -111,9 +120,14 @@ def simulate(
         typer.echo(report(run_simulation(asked), targets))
         return
     question = CapacityQuestion(
-        simulation=asked, targets=targets, goal=goal, factors=_factors(factors), pool=pool
+        simulation=asked,
+        targets=targets,
+        goal=goal,
+        factors=_factors(factors),
+        pool=pool,
+        whole_max=whole,
     )
-    _show(question, _curve(question), price, json_file, html)
+    _show(question, _curve(question, workers or usable_cores()), price, json_file, html)
 
 
 def calibrate(
@@ -144,10 +158,14 @@ def _factors(text: str) -> tuple[float, ...]:
         raise ConfigError(f"--factors {text!r}: write numbers like 1,10,100.") from None
 
 
-def _curve(question: CapacityQuestion) -> CapacityCurve:
-    with progress_bar() as bar:
+def _curve(question: CapacityQuestion, num_workers: int) -> CapacityCurve:
+    with progress_bar() as bar, Crew(num_workers) if num_workers > 1 else nullcontext() as crew:
         task = bar.add_task("reading the trace", total=None)
-        return find_capacity(question, lambda what: bar.update(task, description=what))
+
+        def watch(what: str, num_done: int, num: int) -> None:
+            bar.update(task, description=what, completed=num_done, total=num)
+
+        return find_capacity(question, watch, crew)
 
 
 def _show(

@@ -82,6 +82,23 @@ def test_questions_without_sense_are_refused(
         asked(simulation, **fields)
 
 
+def test_a_sampled_answer_is_proved_by_the_whole_fleet(simulation: Simulation) -> None:
+    curve = capacity(asked(simulation, factors=(6.0, 60.0), pool=2, whole_max=1000))
+    proved, sampled = curve.points
+    assert (proved.is_exact, sampled.is_exact) == (True, False)
+    assert proved.simulated.num_replicas == proved.num_replicas >= 3
+    assert proved.simulated.num_requests == proved.num_requests
+    assert proved.simulated.attainment >= 0.95
+
+
+def test_the_watcher_hears_how_far_each_trial_is(simulation: Simulation) -> None:
+    heard: list[tuple[str, int, int]] = []
+    capacity(asked(simulation), lambda *words: heard.append(words))
+    last = {what: num for what, num, _ in heard}
+    assert last == {"alone": 99, "load x1, 1 replicas": 99}
+    assert next(num for what, num, _ in heard if what != "alone") == 0
+
+
 def test_one_seed_gives_one_answer(simulation: Simulation) -> None:
     small = replace(simulation, num_requests_max=50)
     one, same = (capacity(asked(small, factors=(9.0,), pool=2)) for _ in range(2))

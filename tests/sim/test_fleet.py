@@ -1,6 +1,8 @@
 """Nodes behind the router: what a fleet does that a world alone does not."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import active_children
 from random import Random
 
 import pytest
@@ -8,11 +10,13 @@ import pytest
 from kvota.core.plan import Capacity
 from kvota.desk.settings import DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
+from kvota.sim.crew import Crew, WorkerLost
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.fleet import Fleet, FleetResult
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, quantile
+from kvota.sim.shard import NodesPlan
 from kvota.sim.workloads import flood
 from kvota.sim.world import World, WorldSettings
 from kvota.traffic.arrival import Arrival
@@ -38,10 +42,11 @@ def load(rate_rps: float, duration_s: float = 8.0, output: int = 8) -> list[Arri
 
 
 def served(
-    num: int, arrivals: list[Arrival], bad_max: int | None = None, desk: DeskSettings = DESK
-) -> FleetResult:
-    fleet = Fleet(num, SETTINGS, desk_door(desk), seed=1, targets=TARGETS)
-    return fleet.run(arrivals, bad_max)
+    num: int, arrivals: list[Arrival], bad_max: int | None = None, desk: DeskSettings = DESK,
+    crew: Crew | None = None,
+) -> FleetResult:  # fmt: skip
+    plan = NodesPlan(settings=SETTINGS, door=desk_door(desk), seed=1, targets=TARGETS)
+    return Fleet(num, plan, crew=crew).run(arrivals, bad_max)
 
 
 def test_a_fleet_of_one_is_a_world() -> None:
@@ -103,3 +108,38 @@ def test_equal_prefixes_go_where_they_are_cached() -> None:
 def test_a_backlog_that_only_grows_shows_at_the_end() -> None:
     result = served(1, load(26.0, duration_s=15.0), desk=replace_queue(500))
     assert result.late_attainment < result.attainment
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_where_nodes_live_changes_nothing(crew: Crew, num: int) -> None:
+    """Refusals are tried elsewhere, so what happens at one node matters to the others."""
+    arrivals, desk = load(45.0), replace_queue(2)
+    here, there = served(num, arrivals, desk=desk), served(num, arrivals, desk=desk, crew=crew)
+    assert here == there
+    assert here.num_refused > 0
+    assert served(num, arrivals, bad_max=3, crew=crew).is_cut
+
+
+def test_what_breaks_in_another_process_is_told_here(crew: Crew) -> None:
+    too_large = [replace(one, prompt_tokens=100_000) for one in load(5.0)]
+    plan = NodesPlan(settings=SETTINGS, door=None, seed=1, targets=TARGETS)
+    with pytest.raises(AssertionError, match="can never fit"):
+        Fleet(2, plan, crew=crew).run(too_large)
+
+
+def test_a_worker_that_dies_ends_the_run() -> None:
+    others = active_children()
+    with Crew(2) as crew:
+        plan = NodesPlan(settings=SETTINGS, door=None, seed=1, targets=TARGETS)
+        fleet = Fleet(2, plan, crew=crew)
+        for process in active_children():
+            if process not in others:
+                process.kill()
+        with pytest.raises(WorkerLost, match="ended with -9"):
+            fleet.run(load(5.0))

@@ -10,7 +10,9 @@ as `pool` replicas sustain, found by bisection, says what one replica carries, a
 
 That is a sample of the users on a sample of the replicas. A larger fleet evens out more than the
 pool does, so the answer errs to the safe side; by how much at most, the same figure from half the
-pool shows (`gain`). Around the answer it is exact to `RESOLUTION`.
+pool shows (`gain`). Around the answer it is exact to `RESOLUTION`. Loads of up to `whole_max`
+requests are then served by as many replicas as that says, all of them simulated: what came out is
+the proof. Should it fail, replicas are added until it holds.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +20,12 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from kvota.core.errors import ConfigError
+from kvota.sim.crew import Crew
 from kvota.sim.desk_door import desk_door
 from kvota.sim.fleet import PROBE_EVERY_S, Fleet, FleetResult
 from kvota.sim.growth import grown
 from kvota.sim.records import Targets
+from kvota.sim.shard import NodesPlan
 from kvota.sim.simulate import Simulation, judged_of, world_settings
 from kvota.traffic.arrival import Arrival
 
@@ -31,19 +35,25 @@ ALONE_REQUESTS = 100  # served one by one, to see whether the goal can be met at
 ALONE_GAP_S = 3600.0
 FACTOR_MIN = 1e-3
 STRIDE = 1.25  # between loads, before they are bisected
+PROOF_STEP = 0.02  # more replicas when a proof fails
 
-Watch = Callable[[str], None]
+Watch = Callable[[str, int, int], None]  # what is simulated, requests that have come, and in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityQuestion:
-    """`goal`: the share of all requests that must meet the targets."""
+    """`goal`: the share of all requests that must meet the targets.
+
+    `whole_max`: a load of so many requests is simulated whole, on however many replicas; 0: loads
+    above the pool never are.
+    """
 
     simulation: Simulation
     targets: Targets
     goal: float = 0.99
     factors: Sequence[float] = FACTORS
     pool: int = 4
+    whole_max: int = 0
     probe_every_s: float = PROBE_EVERY_S
 
     def __post_init__(self) -> None:
@@ -57,7 +67,10 @@ class CapacityQuestion:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPoint:
-    """`simulated` is what the answer rests on: this very fleet, or the pool."""
+    """`simulated` is what the answer rests on: this very fleet (`is_exact`), or the pool.
+
+    `is_exact` does not say that one replica fewer would not do, where the pool came first.
+    """
 
     factor: float
     num_requests: int
@@ -75,9 +88,16 @@ class CapacityCurve:
     gain: float | None  # how much more a replica carries in the pool than in half of it
 
 
-def capacity(question: CapacityQuestion, watch: Watch = lambda _: None) -> CapacityCurve:
-    """`watch` hears of every trial. Raises TraceError, and ConfigError when no fleet is enough."""
-    search = _Search(question, watch)
+def capacity(
+    question: CapacityQuestion,
+    watch: Watch = lambda *_: None,
+    crew: Crew | None = None,
+) -> CapacityCurve:
+    """`watch` hears how far each trial is. Raises TraceError, and ConfigError when none is enough.
+
+    The nodes live in the processes of `crew`, or in this one; the answer is the same.
+    """
+    search = _Search(question, watch, crew)
     search.check_possible()
     points: list[CapacityPoint] = []
     pool: _Sustained | None = None
@@ -88,7 +108,11 @@ def capacity(question: CapacityQuestion, watch: Watch = lambda _: None) -> Capac
             continue
         pool = pool or search.sustained(question.pool, _guess(points) * question.pool)
         num = max(ceil(factor / pool.per_replica), question.pool + 1)
-        points.append(search.point(factor, num, pool.result, is_exact=False))
+        proof = search.proof(factor, num)
+        if proof is not None:
+            points.append(search.point(factor, proof.num_replicas, proof, is_exact=True))
+        else:
+            points.append(search.point(factor, num, pool.result, is_exact=False))
     if pool is None:
         return CapacityCurve(points, search.num_simulated, None, None)
     num_half = question.pool // 2
@@ -115,11 +139,19 @@ class _Sustained:
 
 
 class _Search:
-    def __init__(self, question: CapacityQuestion, watch: Watch) -> None:
+    def __init__(self, question: CapacityQuestion, watch: Watch, crew: Crew | None) -> None:
         self._question = question
         self._watch = watch
+        self._crew = crew
         self._history, self._arrivals = judged_of(question.simulation)
         self._span_s = self._arrivals[-1].at_s or 1.0
+        asked = question.simulation
+        self._plan = NodesPlan(
+            settings=world_settings(asked),
+            door=desk_door(asked.desk, self._history) if asked.desk else None,
+            seed=asked.seed,
+            targets=question.targets,
+        )
         self.num_simulated = 0
 
     def check_possible(self) -> None:
@@ -154,6 +186,17 @@ class _Search:
             else:
                 high = middle
         return low
+
+    def proof(self, factor: float, num: int) -> FleetResult | None:
+        """The whole load on so many replicas, or on as many more as it takes; None: too large."""
+        if factor * len(self._arrivals) > self._question.whole_max:
+            return None
+        load = self._load(factor)
+        while True:
+            result = self._tried(num, load, f"load x{factor:g}, all of {num} replicas")
+            if self._is_met(result):
+                return result
+            num += max(1, round(PROOF_STEP * num))
 
     def point(
         self, factor: float, num: int, simulated: FleetResult, *, is_exact: bool
@@ -190,16 +233,10 @@ class _Search:
     def _tried(
         self, num: int, arrivals: Sequence[Arrival], what: str, *, gives_up: bool = True
     ) -> FleetResult:
-        self._watch(what)
-        asked = self._question.simulation
-        fleet = Fleet(
-            num,
-            world_settings(asked),
-            desk_door(asked.desk, self._history) if asked.desk else None,
-            seed=asked.seed,
-            targets=self._question.targets,
-            probe_every_s=self._question.probe_every_s,
-        )
+        fleet = Fleet(num, self._plan, probe_every_s=self._question.probe_every_s, crew=self._crew)
         self.num_simulated += len(arrivals)
         bad_max = int((1 - self._question.goal) * len(arrivals) + 1e-9) if gives_up else None
-        return fleet.run(arrivals, bad_max)
+        self._watch(what, 0, len(arrivals))
+        return fleet.run(
+            arrivals, bad_max, lambda num_arrived: self._watch(what, num_arrived, len(arrivals))
+        )

@@ -1,7 +1,7 @@
 """The real desk as the door of a simulated world: requests become tickets, events become calls."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Delta, Request
@@ -18,25 +18,43 @@ from kvota.traffic.arrival import Arrival
 
 def desk_door(
     settings: DeskSettings, history: Iterable[Arrival] = (), observer: DeskObserver | None = None
-) -> Callable[[KVCache], "DeskDoor"]:
+) -> "DeskDoors":
     """A desk over all of the cache, which has seen the outputs of `history` end."""
+    known = [
+        (
+            one.tenant,
+            _lane_of(one, settings),
+            one.output_tokens,
+            one.output_tokens >= one.max_tokens,
+        )
+        for one in history
+    ]
+    return DeskDoors(settings, known, observer)
 
-    def door(cache: KVCache) -> DeskDoor:
+
+@dataclass(frozen=True, slots=True)
+class DeskDoors:
+    """Makes equal doors, one for each cache. `known`: tenant, lane, length and whether it was cut.
+
+    As plain data, it can be sent to other processes.
+    """
+
+    settings: DeskSettings
+    known: Sequence[tuple[str, Lane, int, bool]]
+    observer: DeskObserver | None = None
+
+    def __call__(self, cache: KVCache) -> "DeskDoor":
         forecast = Forecast()
-        for one in history:
-            lane = Lane.LONG if one.prompt_tokens > settings.long_request_threshold else Lane.SHORT
-            group = forecast.group("", one.tenant, lane)
-            forecast.observe(group, one.output_tokens, is_cut=one.output_tokens >= one.max_tokens)
+        for tenant, lane, length, is_cut in self.known:
+            forecast.observe(forecast.group("", tenant, lane), length, is_cut=is_cut)
         desk = Desk(
             cache.num_blocks * cache.block_size,
-            settings,
+            self.settings,
             forecast,
             block_size=cache.block_size,
-            observer=observer,
+            observer=self.observer,
         )
         return DeskDoor(desk, cache)
-
-    return door
 
 
 class DeskDoor:
@@ -106,6 +124,10 @@ class DeskDoor:
             tenant=arrival.tenant,
             first_token_deadline_s=None if first_s is None else request.arrived_s + first_s,
         )
+
+
+def _lane_of(one: Arrival, settings: DeskSettings) -> Lane:
+    return Lane.LONG if one.prompt_tokens > settings.long_request_threshold else Lane.SHORT
 
 
 def _granted(leases: Sequence[Lease]) -> Moves:

@@ -6,11 +6,12 @@
 
 Router and retry rules are the gateway's own. As there, the figures that routing sees are as old as
 the last probe, and what was sent since then is added to them. Time goes on in slices: what arrives
-in a slice is routed first, then all nodes work until its end. A request that a node refuses finds
-its next node in the slice after. Latencies are not told to the router, as the nodes are alike.
+in a slice is routed first, then all nodes work until its end, here or in other processes. A request
+that a node refuses finds its next node in the slice after. Latencies are not told to the router, as
+the nodes are alike.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
@@ -19,9 +20,10 @@ from kvota.core.errors import Outcome
 from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain, prefix_chain
 from kvota.gateway.policy.retries import Attempts, Failure, RetryBudget, RetrySettings
 from kvota.gateway.policy.routing import Choice, Replica, Router, RoutingSettings
-from kvota.sim.checkers import Checker
-from kvota.sim.records import RequestRecord, Targets, quantile
-from kvota.sim.world import DoorFactory, World, WorldSettings
+from kvota.sim.crew import Crew
+from kvota.sim.records import quantile
+from kvota.sim.shard import Arriving, EndedAt, Nodes, NodesPlan, Shard
+from kvota.sim.world import NodeLoad
 from kvota.traffic.arrival import Arrival
 
 SLICE_S = 0.25
@@ -61,114 +63,140 @@ class _Tally:
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
 
-    def add(self, record: RequestRecord, *, is_good: bool) -> None:
-        self.num_good += is_good
-        self.num_bad += not is_good
-        if record.number >= self.late_from:
+    def add(self, one: EndedAt) -> None:
+        self.num_good += one.is_good
+        self.num_bad += not one.is_good
+        if one.number >= self.late_from:
             self.num_late += 1
-            self.num_late_good += is_good
-        self.num_refused += record.outcome in _BUSY
-        if record.ttft_s is not None:
-            self.ttft_s.append(record.ttft_s)
-        if len(record.token_at_s) > 1:
-            self.tpot_s.append(record.tpot_s)
+            self.num_late_good += one.is_good
+        self.num_refused += one.outcome in _BUSY
+        if one.ttft_s is not None:
+            self.ttft_s.append(one.ttft_s)
+        if one.tpot_s is not None:
+            self.tpot_s.append(one.tpot_s)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended for its client."""
+
+    asked: Arriving
+    attempts: Attempts
 
 
 class Fleet:
-    """`num_replicas` alike nodes. Run it once."""
+    """`num_replicas` alike nodes, in the processes of `crew` or in this one. Run it once."""
 
     def __init__(
         self,
         num_replicas: int,
-        settings: WorldSettings,
-        door: DoorFactory | None,
+        plan: NodesPlan,
         *,
-        seed: int,
-        targets: Targets,
         probe_every_s: float = PROBE_EVERY_S,
+        crew: Crew | None = None,
     ) -> None:
+        self._num_replicas = num_replicas
         self._probe_slices = max(1, round(probe_every_s / SLICE_S))
-        self._targets = targets
+        self._nodes: Nodes = (
+            Shard(plan, range(num_replicas)) if crew is None else crew.fleet(plan, num_replicas)
+        )
+        capacity = plan.settings.node.capacity
+        self._kv_tokens = capacity.num_blocks * capacity.block_size
+        self._loads: Sequence[NodeLoad] = [NodeLoad(0, 0, 0.0)] * num_replicas
+        self._has_more = False
         self._tally = _Tally(0)
-        self._router = Router(RoutingSettings(), Random(f"router {seed}"))
-        retries = RetrySettings()
-        self._retries = retries
-        self._budget = RetryBudget(retries)
-        self._attempts: dict[int, Attempts] = {}
-        self._refused: list[tuple[RequestRecord, float]] = []  # with the moment
-        self._worlds = {
-            f"replica-{number}": World(
-                (), settings, seed=seed + number, door=door, checkers=[_Ending(self._ended)]
-            )
-            for number in range(num_replicas)
-        }
+        self._router = Router(RoutingSettings(), Random(f"router {plan.seed}"))
+        self._retry_settings = RetrySettings()
+        self._budget = RetryBudget(self._retry_settings)
+        self._open: dict[int, _Open] = {}
+        self._refused: list[EndedAt] = []
+        self._arriving: list[Arriving] = []  # in the slice that comes
         self._replicas: list[Replica] = []
 
-    def run(self, arrivals: Sequence[Arrival], bad_max: int | None = None) -> FleetResult:
+    def run(
+        self,
+        arrivals: Sequence[Arrival],
+        bad_max: int | None = None,
+        on_arrived: Callable[[int], None] = lambda _: None,
+    ) -> FleetResult:
         """Until all have ended, or more than `bad_max` were not good.
 
-        Raises AssertionError when an invariant of a node breaks.
+        `on_arrived` hears after each slice how many have come so far. Raises AssertionError when an
+        invariant of a node breaks.
         """
         self._tally = _Tally(late_from=2 * len(arrivals) // 3)
-        following = iter(enumerate(arrivals))
-        waiting = next(following, None)
-        slices = next_probe = 0
-        while waiting is not None or self._refused or any(self._busy()):
-            if waiting is not None and not self._refused and not any(self._busy()):
-                slices = max(slices, int(waiting[1].at_s / SLICE_S))  # nothing happens until then
+        num_arrived = slices = next_probe = 0
+        while num_arrived < len(arrivals) or self._refused or self._has_more:
+            if not self._refused and not self._has_more:  # nothing happens until the next arrival
+                slices = max(slices, int(arrivals[num_arrived].at_s / SLICE_S))
             if slices >= next_probe:
                 self._probe()
                 next_probe = slices + self._probe_slices
             slices += 1
             end_s = slices * SLICE_S
             self._reroute()
-            while waiting is not None and waiting[1].at_s < end_s:
-                number, arrival = waiting
-                self._arrive(RequestRecord(number, arrival))
-                waiting = next(following, None)
-            for world in self._busy():
-                world.advance(end_s)
+            while num_arrived < len(arrivals) and arrivals[num_arrived].at_s < end_s:
+                self._arrive(num_arrived, arrivals[num_arrived])
+                num_arrived += 1
+            self._work(end_s)
+            on_arrived(num_arrived)
             if bad_max is not None and self._tally.num_bad > bad_max:
                 return self._result(len(arrivals), is_cut=True)
         return self._result(len(arrivals), is_cut=False)
 
-    def _busy(self) -> Iterator[World]:
-        return (world for world in self._worlds.values() if world.has_more)
-
     def _probe(self) -> None:
-        self._replicas = [_replica(name, world) for name, world in self._worlds.items()]
-        for name in self._worlds:
-            self._router.refreshed(name)
+        self._replicas = [
+            Replica(
+                id=_name(number),
+                free_kv_tokens=round(self._kv_tokens * (1 - load.kv_used)),
+                running=load.num_running,
+                waiting=load.num_waiting,
+                kv_usage=load.kv_used,
+            )
+            for number, load in enumerate(self._loads)
+        ]
+        for replica in self._replicas:
+            self._router.refreshed(replica.id)
 
-    def _arrive(self, record: RequestRecord) -> None:
-        self._budget.note_request(record.arrival.at_s)
-        self._attempts[record.number] = Attempts(self._retries, self._budget)
-        self._route(record)
+    def _work(self, end_s: float) -> None:
+        arriving, self._arriving = self._arriving, []
+        self._nodes.begin(end_s, arriving)
+        done = self._nodes.result()
+        self._loads, self._has_more = done.loads, done.has_more
+        for ended in done.ended:
+            for one in ended:
+                self._ended(one)
+
+    def _arrive(self, number: int, arrival: Arrival) -> None:
+        self._budget.note_request(arrival.at_s)
+        attempts = Attempts(self._retry_settings, self._budget)
+        self._route(_Open(Arriving(0, number, arrival, 0, None), attempts))
 
     def _reroute(self) -> None:
         refused, self._refused = self._refused, []
-        for record, at_s in refused:
-            first_s = record.first_at_s
-            again = RequestRecord(record.number, replace(record.arrival, at_s=at_s))
-            again.attempt = record.attempt + 1
-            again.first_at_s = record.arrival.at_s if first_s is None else first_s
-            if not self._route(again):
-                self._close(record)
+        for ended in refused:
+            one = self._open[ended.number]
+            asked = one.asked
+            first_s = asked.arrival.at_s if asked.first_at_s is None else asked.first_at_s
+            one.asked = asked._replace(
+                arrival=replace(asked.arrival, at_s=ended.at_s),
+                attempt=asked.attempt + 1,
+                first_at_s=first_s,
+            )
+            if not self._route(one):
+                self._close(ended)
 
-    def _route(self, record: RequestRecord) -> bool:
+    def _route(self, one: _Open) -> bool:
         """False when no other node may be tried."""
-        attempts, arrival = self._attempts[record.number], record.arrival
+        arrival = one.asked.arrival
         chain, tokens = _chain_of(arrival), arrival.prompt_tokens + arrival.n * arrival.max_tokens
-        choice = self._pick(arrival, tokens, chain, attempts.tried)
+        choice = self._pick(arrival, tokens, chain, one.attempts.tried)
         if choice is None:
             return False
         self._router.sent(choice, tokens, chain)
-        attempts.begin(choice.replica.id)
-        world = self._worlds[choice.replica.id]
-        if world.now > arrival.at_s:  # it is ahead by the end of its last step, or the slice
-            record.first_at_s = arrival.at_s if record.first_at_s is None else record.first_at_s
-            record.arrival = replace(arrival, at_s=world.now)
-        world.expect(record)
+        one.attempts.begin(choice.replica.id)
+        self._open[one.asked.number] = one
+        self._arriving.append(one.asked._replace(replica=_number(choice.replica.id)))
         return True
 
     def _pick(
@@ -183,29 +211,28 @@ class Fleet:
             tried=tried,
         )
 
-    def _ended(self, record: RequestRecord, now: float) -> None:
-        if record.outcome in _BUSY:
-            stop = self._attempts[record.number].after(Failure.BUSY, content_sent=False, now=now)
+    def _ended(self, one: EndedAt) -> None:
+        if one.outcome in _BUSY:
+            attempts = self._open[one.number].attempts
+            stop = attempts.after(Failure.BUSY, content_sent=False, now=one.at_s)
             if stop is None:
-                self._refused.append((record, now))
+                self._refused.append(one)
                 return
-        self._close(record)
+        self._close(one)
 
-    def _close(self, record: RequestRecord) -> None:
-        del self._attempts[record.number]
-        self._tally.add(record, is_good=self._targets.is_met(record))
-        record.token_at_s = []  # a million of them would not fit
+    def _close(self, one: EndedAt) -> None:
+        del self._open[one.number]
+        self._tally.add(one)
 
     def _result(self, num_requests: int, *, is_cut: bool) -> FleetResult:
-        worlds = list(self._worlds.values())
         busy_s = span_s = 0.0
         if not is_cut:
-            results = [world.finish() for world in worlds]
-            busy_s = sum(one.busy_s for one in results)
-            span_s = max(one.ended_s for one in results) * len(worlds)
+            worked = self._nodes.finish()
+            busy_s = sum(one.busy_s for one in worked)
+            span_s = max(one.ended_s for one in worked) * len(worked)
         tally = self._tally
         return FleetResult(
-            num_replicas=len(worlds),
+            num_replicas=self._num_replicas,
             num_requests=num_requests,
             num_good=tally.num_good,
             late_attainment=tally.num_late_good / tally.num_late if tally.num_late else 0.0,
@@ -218,25 +245,12 @@ class Fleet:
         )
 
 
-class _Ending(Checker):
-    """Hears how each request of a world ended."""
-
-    def __init__(self, tell: Callable[[RequestRecord, float], None]) -> None:
-        self._tell = tell
-
-    def ended(self, record: RequestRecord, now: float) -> None:
-        self._tell(record, now)
+def _name(number: int) -> str:
+    return f"replica-{number}"
 
 
-def _replica(name: str, world: World) -> Replica:
-    load = world.load
-    return Replica(
-        id=name,
-        free_kv_tokens=round(world.kv_tokens * (1 - load.kv_used)),
-        running=load.num_running,
-        waiting=load.num_waiting,
-        kv_usage=load.kv_used,
-    )
+def _number(name: str) -> int:
+    return int(name.removeprefix("replica-"))
 
 
 def _chain_of(arrival: Arrival) -> PrefixChain:

@@ -80,7 +80,10 @@ def open_door(settings: NodeSettings, num_waiting_max: int = 256) -> DoorFactory
 
 
 class World:
-    """One workload, run once. Without a `door` there is no desk, as many servers do it."""
+    """One workload, run once. Without a `door` there is no desk, as many servers do it.
+
+    Without `keeps_records` only checkers hear what became of whom: a million would not fit.
+    """
 
     def __init__(
         self,
@@ -90,8 +93,10 @@ class World:
         seed: int,
         door: DoorFactory | None = None,
         checkers: Sequence[Checker] = (),
+        keeps_records: bool = True,
     ) -> None:
         self._settings = settings
+        self._keeps_records = keeps_records
         self._seed = seed
         self._rng = Random(f"world {seed}")
         self._clock = ManualClock()
@@ -137,10 +142,6 @@ class World:
     def has_more(self) -> bool:
         """Something runs, waits or is still to happen."""
         return bool(self._open) or self._agenda.next_s is not None or self._node.engine.has_work()
-
-    @property
-    def kv_tokens(self) -> int:
-        return self._node.cache.num_blocks * self._node.cache.block_size
 
     @property
     def load(self) -> NodeLoad:
@@ -261,7 +262,8 @@ class World:
         self._enter(again, now)
 
     def _enter(self, record: RequestRecord, now: float) -> None:
-        self._records.append(record)
+        if self._keeps_records:
+            self._records.append(record)
         self._checkers.arrived(record, now)
         request = self._request_of(record)
         self._open[request.id] = record
