@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from kvota.core.errors import InvalidRequest
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
-from kvota.model.grammar import ConstraintFactory, GrammarBroken, GrammarCompiler
+from kvota.model.grammar import (
+    STRUCTURED_OUTPUTS,
+    ConstraintFactory,
+    GrammarBroken,
+    GrammarCompiler,
+)
 from kvota.model.sampler import Sampler
 from tests.support.random_schemas import random_schema
 from tests.support.tiny_tokenizer import (
@@ -391,6 +397,42 @@ def test_a_hostile_grammar_ends_as_a_refusal_or_as_a_constraint_that_can_be_used
                     constraint.accept(token)
         except GrammarBroken:
             pass  # it ran out of fuel: the draw fails, nothing else does
+
+
+def test_an_ambiguous_grammar_is_given_up_before_its_masks_take_long() -> None:
+    """Their time grows with the cube of the text, and everybody in the step waits for them."""
+    words = ["a" * 2**power for power in range(6)]  # the longest is tried letter by letter
+    vocab = {word: index for index, word in enumerate([*words, "<end>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    compiler = GrammarCompiler(tokenizer.to_str(), len(vocab), [len(words)])
+    constraint = compiler.grammar('start: s\ns: s s s | s s | /[a-z]/ | ""')()
+    row = np.zeros(1, np.int32)
+    with pytest.raises(GrammarBroken, match="too ambiguous") as broken:
+        for _ in range(12):  # with the default limit masks only take longer and longer
+            constraint.write_mask(row)
+            constraint.accept(vocab["a" * 8])
+    assert broken.value.param == STRUCTURED_OUTPUTS
+
+
+def test_too_many_optional_properties_are_said_to_be_too_many(compiler: GrammarCompiler) -> None:
+    properties = {f"p{index}": {"type": "integer"} for index in range(1000)}
+    constraint = compiler.json_schema({"type": "object", "properties": properties})()
+    with pytest.raises(GrammarBroken, match="over 500 optional properties"):
+        for token in byte_ids('{"p1": 1'):
+            allowed(constraint)
+            constraint.accept(token)
+
+
+def test_three_hundred_optional_properties_are_not_too_many(compiler: GrammarCompiler) -> None:
+    properties = {f"p{index}": {"type": "integer"} for index in range(300)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    constraint = compiler.json_schema(schema)()
+    for token in byte_ids('{"p1": 1, "p17": 20, "p299": 3}'):
+        assert token in allowed(constraint)
+        constraint.accept(token)
+    assert constraint.is_complete()
 
 
 def test_compiling_leaves_the_stack_size_of_other_threads_alone(compiler: GrammarCompiler) -> None:

@@ -49,6 +49,11 @@ MESSAGE_CHARS_MAX = 400
 # llguidance speaks to whoever embeds it; these say the same to whoever wrote the grammar.
 PLAIN_WORDS = {
     "NoExtensionBias": "no text can match it.",
+    "Parser Error: Current row has": (
+        "too many alternatives are open at once, such as over 500 optional properties of one "
+        "object. Simplify it."
+    ),
+    "parser error: Too many items": "it is too ambiguous. Simplify it.",
     "oneOf constraints are not supported": (
         "branches of `oneOf` may overlap. Use `anyOf`, or give every branch a type of its own or "
         "a required property whose `const` or `enum` strings no other branch has."
@@ -58,6 +63,9 @@ PLAIN_WORDS = {
 COMPILE_STACK_BYTES = 256 * 1024 * 1024
 INITIAL_FUEL = 250_000  # a quarter of the default: some 0.3 s of automaton building
 LEXER_STATES_MAX = 50_000  # of 1 to 2 kB each
+# A fifth of the default. Masks are made within the step, so all who run wait for them: of an
+# ambiguous grammar 50,000 items took seconds, these under 0.2 s, and no schema needed more.
+STEP_ITEMS_MAX = 10_000
 JSON_WHITESPACE = r"\x20|\x20?\n\x20{0,40}"
 
 
@@ -79,6 +87,7 @@ class GrammarCompiler:
         self._limits = LLParserLimits(
             initial_lexer_fuel=INITIAL_FUEL,
             max_lexer_states=LEXER_STATES_MAX,
+            step_max_items=STEP_ITEMS_MAX,
             verbose_errors=False,  # verbose ones quote the parser's state
         )
         self._stack_size = threading.Lock()
@@ -250,6 +259,8 @@ def _sentence(message: str) -> str:
     for beginning, plain in PLAIN_WORDS.items():
         if message.startswith(beginning):
             return plain
+    if keywords := re.match(r"Unimplemented keys: \[(.*)\]", message):
+        return f"the schema uses {keywords[1]}, which is not supported. Leave it out."
     message = re.split(r"<non-verbose/>|<backtrace>|<state>|\n\s*\d+ \|", message)[0]
     message = " ".join(message.split())
     return message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "…"
