@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonschema
@@ -399,6 +399,13 @@ def test_a_hostile_grammar_ends_as_a_refusal_or_as_a_constraint_that_can_be_used
             pass  # it ran out of fuel: the draw fails, nothing else does
 
 
+def write(constraint: Constraint, tokens: Sequence[int]) -> None:
+    row = np.zeros((WIDTH + 31) // 32, np.int32)
+    for token in tokens:
+        constraint.write_mask(row)
+        constraint.accept(token)
+
+
 def test_an_ambiguous_grammar_is_given_up_before_its_masks_take_long() -> None:
     """Their time grows with the cube of the text, and everybody in the step waits for them."""
     words = ["a" * 2**power for power in range(6)]  # the longest is tried letter by letter
@@ -408,11 +415,9 @@ def test_an_ambiguous_grammar_is_given_up_before_its_masks_take_long() -> None:
     tokenizer.add_special_tokens(["<end>"])
     compiler = GrammarCompiler(tokenizer.to_str(), len(vocab), [len(words)])
     constraint = compiler.grammar('start: s\ns: s s s | s s | /[a-z]/ | ""')()
-    row = np.zeros(1, np.int32)
+    tokens = [vocab["a" * 8]] * 12  # with the default limit masks only take longer and longer
     with pytest.raises(GrammarBroken, match="too ambiguous") as broken:
-        for _ in range(12):  # with the default limit masks only take longer and longer
-            constraint.write_mask(row)
-            constraint.accept(vocab["a" * 8])
+        write(constraint, tokens)
     assert broken.value.param == STRUCTURED_OUTPUTS
 
 
@@ -420,9 +425,7 @@ def test_too_many_optional_properties_are_said_to_be_too_many(compiler: GrammarC
     properties = {f"p{index}": {"type": "integer"} for index in range(1000)}
     constraint = compiler.json_schema({"type": "object", "properties": properties})()
     with pytest.raises(GrammarBroken, match="over 500 optional properties"):
-        for token in byte_ids('{"p1": 1'):
-            allowed(constraint)
-            constraint.accept(token)
+        write(constraint, byte_ids('{"p1": 1'))
 
 
 def test_three_hundred_optional_properties_are_not_too_many(compiler: GrammarCompiler) -> None:
