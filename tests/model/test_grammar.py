@@ -399,7 +399,7 @@ def test_a_hostile_grammar_ends_as_a_refusal_or_as_a_constraint_that_can_be_used
             pass  # it ran out of fuel: the draw fails, nothing else does
 
 
-def write(constraint: Constraint, tokens: Sequence[int]) -> None:
+def follow(constraint: Constraint, tokens: Sequence[int]) -> None:
     row = np.zeros((WIDTH + 31) // 32, np.int32)
     for token in tokens:
         constraint.write_mask(row)
@@ -413,11 +413,11 @@ def test_an_ambiguous_grammar_is_given_up_before_its_masks_take_long() -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
-    compiler = GrammarCompiler(tokenizer.to_str(), len(vocab), [len(words)])
+    compiler = GrammarCompiler(tokenizer.to_str(), WIDTH, [len(words)])
     constraint = compiler.grammar('start: s\ns: s s s | s s | /[a-z]/ | ""')()
     tokens = [vocab["a" * 8]] * 12  # with the default limit masks only take longer and longer
     with pytest.raises(GrammarBroken, match="too ambiguous") as broken:
-        write(constraint, tokens)
+        follow(constraint, tokens)
     assert broken.value.param == STRUCTURED_OUTPUTS
 
 
@@ -425,7 +425,7 @@ def test_too_many_optional_properties_are_said_to_be_too_many(compiler: GrammarC
     properties = {f"p{index}": {"type": "integer"} for index in range(1000)}
     constraint = compiler.json_schema({"type": "object", "properties": properties})()
     with pytest.raises(GrammarBroken, match="over 500 optional properties"):
-        write(constraint, byte_ids('{"p1": 1'))
+        follow(constraint, byte_ids('{"p1": 1'))
 
 
 def test_three_hundred_optional_properties_are_not_too_many(compiler: GrammarCompiler) -> None:
