@@ -104,6 +104,25 @@ def test_text_and_counts_do_not_depend_on_how_bytes_arrive(pieces: list[bytes]) 
     assert one.is_whole
 
 
+def test_of_several_choices_the_first_is_timed_and_all_are_counted() -> None:
+    """Two choices of three tokens, a tenth of a second apart; the second one's come between."""
+    clock = ManualClock()
+    record = StreamRecord(clock, 0.0)
+    record.begin(200, {})
+    for _ in range(3):
+        for index in (0, 1):
+            record.feed(event([{"index": index, "text": "x"}]))
+            clock.advance(0.05)
+    finish: list[dict[str, Any]] = [
+        {"index": index, "text": "", "finish_reason": "length"} for index in (0, 1)
+    ]
+    record.feed(event(finish, usage={"completion_tokens": 6}) + b"data: [DONE]\n\n")
+    found = record.seen(Asked(prompt="", max_tokens=3, n=2), sent_s=0.0)
+    assert list(found.token_s) == pytest.approx([0.0, 0.1, 0.2])
+    assert (found.output_tokens, found.is_off_length) == (6, False)
+    assert found.per_token_s == pytest.approx(0.1)
+
+
 def test_without_usage_the_length_is_an_estimate() -> None:
     one = seen([(0.1, delta(content="a") + delta(content="b") + FINISH + DONE)])
     assert (one.output_tokens, one.is_estimated) == (2, True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvota.core.errors import ConfigError
+from kvota.core.request import Band
 from kvota.tools.load.asked import Seen
 from kvota.tools.load.lag import Lag
 from kvota.tools.load.measure import Slo
@@ -101,12 +102,18 @@ async def test_each_tenant_asks_with_its_own_key(backend: FakeBackend, tmp_path:
     assert "sk-a" not in str(show.as_json(result)) + render(show.report(result))
 
 
-async def test_several_choices_become_requests_with_one_prompt(
+async def test_choices_and_bands_are_asked_as_recorded(
     backend: FakeBackend, tmp_path: Path
 ) -> None:
-    await replayed(backend, traffic(tmp_path, [arrival(0.0, n=2)]))
-    one, same = (body["prompt"] for body in bodies(backend))
-    assert one == same
+    """A journal of a request for two choices of three tokens, and one of the batch band."""
+    path = traffic(tmp_path, [arrival(0.0, n=2), arrival(0.05, band=Band.BATCH)])
+    result = await replayed(backend, path)
+    several, batch = backend.generations
+    assert (several.json["n"], several.json["max_tokens"]) == (2, 3)
+    assert "n" not in batch.json
+    assert "x-kvota-priority" not in several.headers
+    assert batch.headers["x-kvota-priority"] == "batch"
+    assert [one.n for one in result.seen] == [2, 1]
 
 
 async def test_the_first_so_many_and_a_span_of_time(backend: FakeBackend, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvota.core.errors import Limit, Refusal
+from kvota.core.request import Band
 
 UNFINISHED: Final = "unfinished"  # the run was over before the answer was
 # A refusal in a stream that a comment has opened has the status 200.
@@ -20,6 +21,8 @@ class Asked:
     max_tokens: int  # forced to be reached, where the server can be told to
     prompt_tokens: int | None = None  # what `prompt` should count as; None: not known
     lane: str = ""  # a name to group results by
+    n: int = 1  # choices, of `max_tokens` each
+    band: Band = Band.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,8 @@ class Seen:
     """What one client saw. All times but `scheduled_s` count from the scheduled moment.
 
     So a request that was sent late, or waited for a place at the generator, is charged for it:
-    a slow server cannot look fast by slowing down whoever measures it.
+    a slow server cannot look fast by slowing down whoever measures it. Of several choices, tokens
+    are timed for the first one and counted for all.
     """
 
     scheduled_s: float
@@ -46,7 +50,8 @@ class Seen:
     cached_tokens: int | None = None
     output_tokens: int = 0
     is_estimated: bool = False  # the output's length: the server did not tell it
-    max_tokens: int = 0  # as asked
+    max_tokens: int = 0  # of a choice, as asked
+    n: int = 1  # as asked
     asked_prompt_tokens: int | None = None  # what the prompt should have counted as
     text: str = ""  # kept only where the sender was asked to
     lane: str = ""
@@ -73,9 +78,14 @@ class Seen:
     @property
     def per_token_s(self) -> float | None:
         """Mean time of the tokens after the first (TPOT); None when there is only one."""
-        if self.output_tokens < 2 or not self.token_s:
+        num_tokens = self.output_tokens / self.n
+        if num_tokens < 2 or not self.token_s:
             return None
-        return (self.token_s[-1] - self.token_s[0]) / (self.output_tokens - 1)
+        return (self.token_s[-1] - self.token_s[0]) / (num_tokens - 1)
+
+    @property
+    def is_off_length(self) -> bool:
+        return self.output_tokens != self.n * self.max_tokens
 
     @property
     def gaps_s(self) -> list[float]:

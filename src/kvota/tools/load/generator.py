@@ -150,6 +150,7 @@ def _never_sent(one: Asked, over_s: float) -> Seen:
         code=UNFINISHED,
         message="never sent: the generator had no place",
         max_tokens=one.max_tokens,
+        n=one.n,
         lane=one.lane,
     )
 

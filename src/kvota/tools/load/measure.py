@@ -111,7 +111,7 @@ def measure(
         num_failed=sum(not (one.is_whole or one.is_refused or one.is_unfinished) for one in due),
         num_unfinished=sum(one.is_unfinished for one in due),
         num_estimated=sum(one.is_estimated for one in whole),
-        num_off_length=sum(one.output_tokens != one.max_tokens for one in whole),
+        num_off_length=sum(one.is_off_length for one in whole),
         num_off_prompt=sum(has_other_prompt(one) for one in whole),
         errors=dict(errors.most_common()),
         ttft=Spread.of(first),

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from kvota.core.clock import Clock, SystemClock
+from kvota.core.request import Band
 from kvota.tools.load.asked import UNFINISHED, Asked, Seen
 from kvota.tools.load.stream import StreamRecord
 from kvota.tools.server import authorization, root_of
@@ -23,6 +24,7 @@ TIMEOUT_S = 600.0  # of one answer, where the caller knows no better
 CONNECT_TIMEOUT_S = 10.0
 # Shorter than servers keep theirs, so that no request meets one that is being closed.
 KEEPALIVE_S = 3.0
+PRIORITY_HEADER = "x-kvota-priority"
 READ_BYTES = 2**17
 ERROR_BYTES_MAX = 2**16
 
@@ -37,6 +39,8 @@ class Send(Protocol):
 
 class Sender:
     """Connections to one server. Sends `model`, `max_tokens` and greedy sampling.
+
+    Several choices are drawn at random: some servers refuse to make equal ones.
 
     `is_chat`: each prompt becomes one user message, sent to /v1/chat/completions.
     `is_forced`: also send ignore_eos and min_tokens, so that outputs have exactly `max_tokens`.
@@ -94,14 +98,14 @@ class Sender:
         `origin_s`: the clock's time at the start of the run; without it the request is due now.
         `until_s`: the run is over then, and an answer that is not has the code UNFINISHED.
         """
-        body = self.body(asked)
+        body, headers = self.body(asked), _headers_of(asked)
         now = self._clock.now()
         due_s = now if origin_s is None else origin_s + asked.scheduled_s
         record = StreamRecord(self._clock, due_s, keeps_text=self.keeps_text)
         left_s = self._timeout_s if until_s is None else until_s - now
         try:
             async with asyncio.timeout(min(self._timeout_s, left_s)):
-                await self._follow(body, record)
+                await self._follow(body, headers, record)
         except TimeoutError:
             if left_s < self._timeout_s:
                 record.fail(UNFINISHED, "the run was over")
@@ -119,7 +123,9 @@ class Sender:
             fields["messages"] = [{"role": "user", "content": asked.prompt}]
         else:
             fields["prompt"] = asked.prompt
-        fields |= {"temperature": 0, "stream": True}
+        fields |= {"temperature": 0 if asked.n == 1 else 1, "stream": True}
+        if asked.n > 1:
+            fields["n"] = asked.n
         if self.has_usage:
             fields["stream_options"] = {"include_usage": True}
         if self.is_forced:
@@ -130,9 +136,10 @@ class Sender:
     def path(self) -> str:
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
-    async def _follow(self, body: bytes, record: StreamRecord) -> None:
+    async def _follow(self, body: bytes, headers: dict[str, str], record: StreamRecord) -> None:
         assert self._session is not None, "use the sender in an `async with`"
-        async with self._session.post(self.url + self.path, data=body) as response:
+        url = self.url + self.path
+        async with self._session.post(url, data=body, headers=headers) as response:
             record.begin(response.status, response.headers)
             if response.status != 200 or "event-stream" not in response.content_type:
                 record.take_body(await response.content.read(ERROR_BYTES_MAX))
@@ -140,3 +147,7 @@ class Sender:
             async for received in response.content.iter_any():
                 record.feed(received)  # to the last byte: only then is the connection free again
             record.finish()
+
+
+def _headers_of(asked: Asked) -> dict[str, str]:
+    return {PRIORITY_HEADER: "batch"} if asked.band is Band.BATCH else {}

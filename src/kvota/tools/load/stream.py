@@ -22,6 +22,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
@@ -124,9 +125,10 @@ class StreamRecord:
             queued_s=_thousandth(_number(self._headers.get("x-kvota-queue-ms"))),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=details.cached_tokens,
-            output_tokens=len(self._token_s) if counted is None else counted,
+            output_tokens=asked.n * len(self._token_s) if counted is None else counted,
             is_estimated=counted is None,
             max_tokens=asked.max_tokens,
+            n=asked.n,
             asked_prompt_tokens=asked.prompt_tokens,
             text="".join(self._texts),
             lane=asked.lane,
@@ -146,7 +148,7 @@ class StreamRecord:
         for choice in event.choices:
             self._finish = choice.finish_reason or self._finish
             for text, is_content in _texts_of(choice):
-                is_token = True
+                is_token = is_token or choice.index == 0
                 if is_content and self._first_content_s is None:
                     self._first_content_s = now_s
                 if self._keeps_text:

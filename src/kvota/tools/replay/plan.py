@@ -45,7 +45,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`asked` by time. A request of n choices is n requests with one prompt."""
+    """`asked` by time."""
 
     recorded: Recorded
     asked: list[Asked]
@@ -83,7 +83,7 @@ def plan_for(recorded: Recorded, target: Target) -> Plan:
         if limit is not None and one.prompt_tokens + one.output_tokens > limit:
             num_too_long += 1
             continue
-        asked += _asked(one, prompts.make(one, number), is_exact=target.prompts.is_exact)
+        asked.append(_asked(one, prompts.make(one, number), is_exact=target.prompts.is_exact))
     if not asked:
         raise ConfigError(
             f"None of the {num_too_long} requests fits the window of {target.model}, "
@@ -92,15 +92,16 @@ def plan_for(recorded: Recorded, target: Target) -> Plan:
     return Plan(recorded, asked, num_too_long)
 
 
-def _asked(one: Arrival, prompt: str | list[int], *, is_exact: bool) -> list[Asked]:
-    request = Asked(
+def _asked(one: Arrival, prompt: str | list[int], *, is_exact: bool) -> Asked:
+    return Asked(
         scheduled_s=one.at_s,
         prompt=prompt,
         max_tokens=one.output_tokens,
         prompt_tokens=one.prompt_tokens if is_exact else None,
         lane=one.tenant,
+        n=one.n,
+        band=one.band,
     )
-    return [request] * one.n
 
 
 def _between(arrivals: Iterator[Arrival], from_s: float, until_s: float) -> Iterator[Arrival]:
