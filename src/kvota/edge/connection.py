@@ -4,6 +4,13 @@ uvicorn's protocol reads headers of any size for any time. Here a connection tha
 bytes of headers, dawdles over them, or speaks something else than HTTP is answered in the same
 JSON as every other error and closed; and beyond a number of open connections new ones are refused.
 A request may have its connection cut, for a client that does not read.
+
+    nothing, or a part of the headers        closed after HEADERS_TIMEOUT_S
+    a part of the body                       the application answers (`exchange.py`), or the answer
+                                             was there before: then closed LINGER_S later
+    the whole request, and no other          closed after KEEP_ALIVE_S (`listening.py`)
+
+What trickles in does not wind these clocks up again.
 """
 
 import asyncio
@@ -19,6 +26,7 @@ from kvota.edge.exchange import CUT
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
+LINGER_S = 5.0  # closed at once, the answer might be lost to a client that still sends
 CONNECTIONS_MAX = 4096
 
 
@@ -42,7 +50,7 @@ class BoundedConnection(HttpToolsProtocol):
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(503, "too_many_connections", "Too many connections are open.")
             return
-        self._start_timer()
+        self._start_timer(HEADERS_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -52,7 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._headers_timer is None and not self._is_in_body():
-            self._start_timer()
+            self._start_timer(HEADERS_TIMEOUT_S)
         super().data_received(data)
         if self._is_reading_headers:
             self._num_header_bytes += len(data)
@@ -71,6 +79,12 @@ class BoundedConnection(HttpToolsProtocol):
         if self._check_headers(num_bytes):
             super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        cycle = self.cycle  # with its body on the way, there can be no later one in the pipeline
+        if cycle.response_complete and cycle.more_body and not self.transport.is_closing():
+            self._start_timer(LINGER_S)
+
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets the same kind of answer as every other mistake."""
         self._refuse(400, "invalid_request", msg)
@@ -84,9 +98,9 @@ class BoundedConnection(HttpToolsProtocol):
     def _is_in_body(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, seconds: float) -> None:
         self._stop_timer()
-        self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._headers_late)
+        self._headers_timer = self.loop.call_later(seconds, self._headers_late)
 
     def _stop_timer(self) -> None:
         if self._headers_timer is not None:

@@ -13,6 +13,7 @@ import uvicorn
 
 from kvota.core.errors import ConfigError
 from kvota.edge.connection import BoundedConnection
+from kvota.edge.liveness import notice_vanished
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
@@ -21,7 +22,10 @@ EXIT_FORCED = 130
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address, without listening on it yet. Raises ConfigError when it cannot be had."""
+    """Take the address, without listening on it yet. Raises ConfigError when it cannot be had.
+
+    Clients that vanish from its connections are noticed (`liveness.py`).
+    """
     with _told_as_config_error(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -29,6 +33,7 @@ def bind(host: str, port: int) -> socket.socket:
         taken = socket.socket(family, kind, protocol)
         try:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            notice_vanished(taken)
             taken.bind(address)
         except OSError:
             taken.close()

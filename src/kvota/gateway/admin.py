@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, InvalidRequest, KvotaError
+from kvota.edge.small_body import small_body
 from kvota.gateway.about import json_response
 from kvota.gateway.auth import model_not_found
 from kvota.gateway.backends import Backend
@@ -30,7 +31,6 @@ from kvota.telemetry.log import Log
 
 _EPOCH: Final = date(1970, 1, 1)
 _BY_HAND: Final = "by hand"
-_BODY_BYTES_MAX: Final = 64 * 1024
 
 
 class RolloutChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ class Admin:
         route = self._live.now.table.find(name)
         if route is None:
             raise model_not_found(name)
-        change = _change(await request.body())
+        change = _change(await small_body(request))
         await self._rollouts.catch_up(self._live.now.table)
         try:
             _apply(route.rollout, change)
@@ -128,7 +128,7 @@ class Admin:
 
 def _change(content: bytes) -> RolloutChange:
     try:
-        change = msgspec.json.decode(content[:_BODY_BYTES_MAX], type=RolloutChange)
+        change = msgspec.json.decode(content, type=RolloutChange)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid: {error}.") from error
     given = [one for one in (change.weights, change.promote, change.roll_back) if one is not None]

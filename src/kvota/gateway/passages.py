@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from kvota.core.errors import InvalidRequest, NotFound
+from kvota.edge.small_body import small_body
 from kvota.edge.trust import told
 from kvota.gateway.about import json_response, own_nodes
 from kvota.gateway.backends import Backend
@@ -85,7 +86,7 @@ class NodeDesks:
         """GET and PUT, as the node answers them."""
         caller = self._gatekeeper.require_admin(request)
         node = self._node(request.query_params.get("backend"))
-        body = await request.body() if request.method == "PUT" else None
+        body = await small_body(request) if request.method == "PUT" else None
         status, content, headers = await _ask(node, request.method, "/admin/desk", body, caller)
         return Response(content, status, headers)
 
