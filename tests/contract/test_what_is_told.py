@@ -19,12 +19,14 @@ GAUGES = {
     "kvota_kv_cache_usage_ratio", "kvota_kv_blocks", "kvota_kv_blocks_held_after_abort",
     "kvota_requests_running", "kvota_requests_waiting", "vllm:num_requests_waiting",
     "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
+    "kvota_desk_limit",
 }  # fmt: skip
 HISTOGRAMS = {
     "kvota_request_queue_seconds", "kvota_time_to_first_token_seconds",
     "kvota_time_per_output_token_seconds", "kvota_request_seconds", "kvota_step_seconds",
     "kvota_step_batch_size", "kvota_scheduler_seconds", "kvota_forecast_error_tokens",
-    "kvota_retry_after_error_seconds", "kvota_eta_error_seconds",
+    "kvota_retry_after_error_seconds", "kvota_eta_error_seconds", "kvota_decode_seconds",
+    "kvota_stream_seconds",
 }  # fmt: skip
 LABELS = {
     "kvota_kv_blocks": {"state=free", "state=cached", "state=used"},
@@ -39,7 +41,7 @@ LINE_FIELDS = {
     "event", "level", "timestamp", "request_id", "endpoint", "model", "tenant", "lane", "band",
     "outcome", "status", "streamed", "num_choices", "prompt_tokens", "cached_tokens",
     "output_tokens", "num_preemptions", "kv_block_s", "queued_s", "first_token_s",
-    "time_per_output_token_s", "total_s",
+    "decode_s", "time_per_output_token_s", "total_s",
 }  # fmt: skip
 SECRET = "wxyzq"
 
@@ -130,6 +132,7 @@ def test_a_finished_request_is_one_line_with_all_that_it_took(band: str) -> None
     assert (line["lane"], line["band"], line["outcome"]) == ("short", band, "completed")
     assert (line["prompt_tokens"], line["output_tokens"]) == (len(SECRET), 3)
     assert (line["queued_s"], line["first_token_s"]) == (0.0, 0.5)
+    assert line["decode_s"] == 1.0
     assert line["time_per_output_token_s"] == 0.5
     assert line["kv_block_s"] == pytest.approx(1.5), "one block for three steps"
 

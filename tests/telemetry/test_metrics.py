@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvota.core.errors import Outcome
@@ -17,6 +18,7 @@ class Finished:
     kv_block_s: float = 0.0
     queued_s: float | None = 0.1
     first_token_s: float | None = 0.3
+    decode_s: float | None = 0.06
     time_per_output_token_s: float | None = 0.02
     total_s: float = 0.4
 
@@ -37,6 +39,7 @@ DESK = DeskGauges(
     waiting={("short", "interactive"): 6, ("long", "batch"): 0},
     num_waiting=6,
     num_blocks_held_after_end=0,
+    limits={"max_running_requests": 8, "queue_timeout_s": 30.0},
 )
 
 
@@ -83,6 +86,7 @@ def test_requests_are_counted_by_outcome_and_refusals_by_reason() -> None:
         code="queue_full",
         queued_s=None,
         first_token_s=None,
+        decode_s=None,
         time_per_output_token_s=None,
         prompt_tokens=0,
         cached_tokens=0,
@@ -102,6 +106,7 @@ def test_only_requests_with_a_first_token_have_a_time_to_it() -> None:
         outcome=Outcome.CLIENT_CLOSED,
         code="client_closed",
         first_token_s=None,
+        decode_s=None,
         time_per_output_token_s=None,
     )
     slow = Finished(first_token_s=15.0, total_s=16.0)
@@ -163,3 +168,23 @@ def test_no_series_says_when_another_began() -> None:
     metrics = Metrics(model="tiny", gauges=lambda: GAUGES, desk=lambda: DESK)
     metrics.observe_request(Finished())
     assert b"_created" not in metrics.render()
+
+
+def test_a_whole_request_is_its_first_token_its_decoding_and_its_writing() -> None:
+    found = page(Finished(first_token_s=0.3, decode_s=0.06, total_s=0.4))
+    assert found["kvota_decode_seconds_sum"] == pytest.approx(0.06)
+    assert found["kvota_stream_seconds_sum"] == pytest.approx(0.04)
+    parts = ("time_to_first_token", "decode", "stream")
+    whole = sum(found[f"kvota_{part}_seconds_sum"] for part in parts)
+    assert whole == pytest.approx(found["kvota_request_seconds_sum"])
+
+
+def test_a_request_without_a_token_neither_decodes_nor_streams() -> None:
+    found = page(Finished(queued_s=None, first_token_s=None, decode_s=None))
+    assert found["kvota_decode_seconds_count"] == found["kvota_stream_seconds_count"] == 0
+
+
+def test_the_limits_of_the_desk_are_on_the_page() -> None:
+    found = page()
+    assert found['kvota_desk_limit{setting="max_running_requests"}'] == 8
+    assert found['kvota_desk_limit{setting="queue_timeout_s"}'] == 30

@@ -72,6 +72,10 @@ class GatewayMetrics:
         self._first_token_s = self._histogram(
             "time_to_first_token", "Arrival to the first content."
         )
+        self._door_s = self._histogram("door", "Arrival to the attempt that was answered.")
+        self._queue_s = self._histogram(
+            "queue", "In line: at a desk here, counted from arrival; at a node, as it says."
+        )
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.", "model")
         self._output = self._counter("output_tokens", "Output tokens.", "model")
         self._attempts = self._counter("attempts", "Attempts on backends.", "backend", "ending")
@@ -92,12 +96,20 @@ class GatewayMetrics:
             self._denied.labels(call.why).inc()
         if call.fallback is not None:
             self._fallbacks.labels(call.model).inc()
-        if call.ttft_s is not None:
-            self._first_token_s.observe(call.ttft_s)
         if call.first_token_s is not None:
-            self._request_s.observe(call.total_s)
+            self._observe_times(call)
         self._child(self._prompt, call.model).inc(call.read_tokens)
         self._child(self._output, call.model).inc(call.output_tokens)
+
+    def _observe_times(self, call: Call) -> None:
+        """Of a request that was answered. Embeddings have no first token."""
+        if call.ttft_s is not None:
+            self._first_token_s.observe(call.ttft_s)
+        self._request_s.observe(call.total_s)
+        if call.sent_s is not None:
+            self._door_s.observe(call.sent_s - call.arrived_s)
+        if call.queued_s is not None:
+            self._queue_s.observe(call.queued_s)
 
     def attempt_ended(self, ended: Ended) -> None:
         ending = "ok" if ended.failure is None else ended.failure.value

@@ -220,6 +220,7 @@ class _Service:
             kv_block_s=tally.kv_block_s if tally else 0.0,
             queued_s=tally.queued_s if tally else None,
             first_token_s=tally.first_token_s if tally else None,
+            decode_s=tally.decode_s if tally else None,
             time_per_output_token_s=tally.time_per_output_token_s if tally else None,
             total_s=self._edge.clock.now() - self.arrived_s,
         )

@@ -42,12 +42,15 @@ class Tally:
         self.total_s = max(self.total_s, ended.total_s)
 
     @property
+    def decode_s(self) -> float | None:
+        """From the first token of all to the last one; None without a token."""
+        return None if self.first_token_s is None else self.total_s - self.first_token_s
+
+    @property
     def time_per_output_token_s(self) -> float | None:
         """Mean gap after the first token of the longest choice."""
         longest = max(self.tokens_of.values(), default=0)
-        if self.first_token_s is None or longest < 2:
-            return None
-        return (self.total_s - self.first_token_s) / (longest - 1)
+        return None if self.decode_s is None or longest < 2 else self.decode_s / (longest - 1)
 
 
 class Generation:

@@ -139,6 +139,7 @@ class RequestRecord:
     kv_block_s: float = 0.0  # KV blocks held, each for so many seconds
     queued_s: float | None = None  # None: never reached the engine
     first_token_s: float | None = None  # arrival to the first sampled token
+    decode_s: float | None = None  # from there to the last one
     time_per_output_token_s: float | None = None  # after the first one; None below two tokens
     total_s: float  # arrival to the last byte handed to the socket
 

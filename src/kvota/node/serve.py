@@ -249,7 +249,7 @@ def build_node(
     metrics = Metrics(
         model=served.name,
         gauges=lambda: engine.gauges,
-        desk=lambda: desk_gauges(desk.snapshot(), capacity.block_size),
+        desk=lambda: desk_gauges(desk.snapshot(), desk.settings, capacity.block_size),
     )
     desk = Desk(
         capacity.num_blocks * capacity.block_size,

@@ -1,7 +1,10 @@
 """Where a request is: what the desk and the engine know of it, in one view without any text."""
 
+from typing import Final
+
 from kvota.core.request import Request
 from kvota.desk.desk import Desk
+from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import DeskSnapshot
 from kvota.desk.ticket import Lane, Stage
 from kvota.edge.trust import ANONYMOUS
@@ -9,6 +12,13 @@ from kvota.engine.mailbox import RequestState
 from kvota.node.ports import Phase, RequestView
 from kvota.node.pricing import CLIENT_ID, TENANT
 from kvota.telemetry.metrics import DeskGauges
+
+# Settings of the desk that a reader of its metrics must know to judge them.
+SHOWN: Final = (
+    "risk", "max_running_requests", "max_waiting_queue", "long_request_threshold",
+    "long_request_concurrency", "long_kv_share", "queue_timeout_s", "request_timeout_s",
+    "first_token_timeout_s", "long_first_token_timeout_s",
+)  # fmt: skip
 
 
 def why_waiting(desk: Desk, request_id: str, seen: DeskSnapshot) -> str:
@@ -76,7 +86,7 @@ def _tokens_per_s(state: RequestState | None, now: float) -> float | None:
     return (state.output_tokens - 1) / age_s if age_s > 0 else None
 
 
-def desk_gauges(now: DeskSnapshot, block_size: int) -> DeskGauges:
+def desk_gauges(now: DeskSnapshot, settings: DeskSettings, block_size: int) -> DeskGauges:
     """What the metrics page shows of the desk."""
     return DeskGauges(
         running={lane.value: number for lane, number in now.running.items()},
@@ -85,4 +95,5 @@ def desk_gauges(now: DeskSnapshot, block_size: int) -> DeskGauges:
         },
         num_waiting=now.num_waiting_choices,
         num_blocks_held_after_end=-(-now.held_after_end_tokens // block_size),
+        limits={name: value for name in SHOWN if (value := getattr(settings, name)) is not None},
     )

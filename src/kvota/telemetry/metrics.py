@@ -6,7 +6,7 @@ No label holds anything a client chose: a model's label is a served name or "unk
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -46,6 +46,7 @@ class DeskGauges:
     waiting: Mapping[tuple[str, str], int]
     num_waiting: int
     num_blocks_held_after_end: int  # by leases that have ended and are not confirmed yet
+    limits: Mapping[str, float] = field(default_factory=dict)  # settings in force, by name
 
 
 class FinishedRequest(Protocol):
@@ -70,6 +71,8 @@ class FinishedRequest(Protocol):
     @property
     def first_token_s(self) -> float | None: ...
     @property
+    def decode_s(self) -> float | None: ...
+    @property
     def time_per_output_token_s(self) -> float | None: ...
     @property
     def total_s(self) -> float: ...
@@ -90,6 +93,10 @@ class Metrics:
         self._queue_s = _histogram(registry, "request_queue", "Arrival to the first chunk.")
         self._first_token_s = _histogram(
             registry, "time_to_first_token", "Arrival to the first sampled token."
+        )
+        self._decode_s = _histogram(registry, "decode", "First to last sampled token.")
+        self._stream_s = _histogram(
+            registry, "stream", "Last sampled token to the last byte handed over."
         )
         self._token_s = _histogram(
             registry, "time_per_output_token", "Mean gap between tokens.", _TOKEN_SECONDS
@@ -171,6 +178,9 @@ class Metrics:
         if request.first_token_s is not None:
             self._first_token_s.observe(request.first_token_s)
             self._request_s.observe(request.total_s)
+            decode_s = request.decode_s or 0.0
+            self._decode_s.observe(decode_s)
+            self._stream_s.observe(max(request.total_s - request.first_token_s - decode_s, 0.0))
         if request.time_per_output_token_s is not None:
             self._token_s.observe(request.time_per_output_token_s)
 
@@ -245,6 +255,12 @@ class _GaugePage(Collector):
         for (lane, band), number in desk.waiting.items():
             waiting.add_metric([lane, band], number)
         yield waiting
+        limits = GaugeMetricFamily(
+            "kvota_desk_limit", "Settings of the desk, as they are in force.", labels=["setting"]
+        )
+        for name, value in desk.limits.items():
+            limits.add_metric([name], value)
+        yield limits
         yield from self._aliases(now, desk, usage)
 
     def _aliases(self, now: EngineGauges, desk: DeskGauges, usage: float) -> Iterable[Metric]:

@@ -75,6 +75,7 @@ def test_a_full_line_is_told_with_the_places_that_bind() -> None:
     assert found.level is Level.PROBLEM
     assert found.said.startswith("3 of 3 requests (100%)")
     assert "all 1 places are taken" in found.means
+    assert "(max_waiting_queue = 1)" in found.means
     assert "max_running_requests above 1" in found.change
     assert examined.names == ["refusing: queue_full"]
     assert examined.found.verdict == "Refusing: queue_full."
@@ -111,7 +112,7 @@ def test_who_waits_in_vain_is_told_with_what_it_waited_for() -> None:
         until(lambda: node.num_running == 1, "one to run")
         assert node.chat(max_tokens=2).error["code"] == "queue_timeout"
     found = examined.the("refusing: queue_timeout")
-    assert "queue_timeout_s" in found.means
+    assert "(queue_timeout_s = 0.2)" in found.means
     assert "max_num_seqs" not in found.change
 
 

@@ -58,6 +58,27 @@ def test_a_gateway_of_foreign_engines_tells_before_and_after_the_first_token() -
     ]  # fmt: skip
 
 
+def test_a_node_that_times_its_stations_is_believed() -> None:
+    found = bill(
+        GATEWAY + NODE + summed("kvota_decode_seconds", 1.75) + summed("kvota_stream_seconds", 0.5)
+    )
+    assert (found["decode"], found["stream"]) == (1.75, 0.5)
+    assert sum(value or 0.0 for value in found.values()) == pytest.approx(0.125 + 3.75 + 0.5)
+
+
+def test_a_gateway_that_keeps_the_line_itself_tells_door_line_and_the_rest() -> None:
+    found = bill(
+        GATEWAY
+        + summed("kvota_gateway_door_seconds", 0.125)
+        + summed("kvota_gateway_queue_seconds", 1.125)
+    )
+    assert found["door"] == pytest.approx(0.125)
+    assert found["line"] == pytest.approx(1.0)
+    assert found["prefill"] == pytest.approx(0.5)
+    assert found["decode"] == pytest.approx(2.75)
+    assert sum(value or 0.0 for value in found.values()) == pytest.approx(0.125 + 3.75 + 0.5)
+
+
 def test_decoding_never_takes_more_than_there_is() -> None:
     crowded = NODE.replace(f"tokens_total {21 * COUNT}", f"tokens_total {900 * COUNT}")
     found = bill(crowded)

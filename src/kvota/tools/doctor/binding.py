@@ -33,7 +33,10 @@ def binding(window: Window, targets: Targets) -> Binding:
         why = whys.most_common(1)[0][0] or ""
         return Binding(why, _change(window, targets, why), "/admin/requests")
     usage = max(window.gauge(*names.KV_USAGE), default=0.0)
+    places = window.limit("max_running_requests")
     why = "KV memory" if usage >= KV_FULL else "a place"
+    if places is not None and usage < KV_FULL:
+        why = f"one of {places:.0f} places"
     return Binding(
         f"{why} (KV in use up to {usage:.0%})",
         _change(window, targets, why),

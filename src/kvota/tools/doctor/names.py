@@ -11,13 +11,18 @@ FIRST_TOKEN: Final = (
     "vllm:time_to_first_token_seconds",
     "sglang:time_to_first_token_seconds",
 )
-QUEUE: Final = ("kvota_request_queue_seconds", "vllm:request_queue_time_seconds")
+QUEUE: Final = (
+    "kvota_request_queue_seconds",
+    "kvota_gateway_queue_seconds",
+    "vllm:request_queue_time_seconds",
+)
 WHOLE: Final = (
     "kvota_request_seconds",
     "kvota_gateway_request_seconds",
     "vllm:e2e_request_latency_seconds",
     "sglang:e2e_request_latency_seconds",
 )
+DECODE: Final = ("kvota_decode_seconds", "vllm:request_decode_time_seconds")
 PER_TOKEN: Final = (
     "kvota_time_per_output_token_seconds",
     "vllm:request_time_per_output_token_seconds",

@@ -65,7 +65,7 @@ def _refusing(
     said = (
         f"{number:.0f} of {asked:.0f} requests ({share:.0%}), {number / window.span_s:.3g} a second"
     )
-    means, change = reason.means, reason.change
+    means, change = _with_limit(window, code, reason.means), reason.change
     if not change:
         limit = binding(window, targets)
         means = f"{means}; waiting for: {limit.said}"
@@ -79,6 +79,20 @@ def _refusing(
         change=change,
         source=source,
     )
+
+
+_LIMITS: Final[Mapping[str, str]] = {
+    "queue_full": "max_waiting_queue",
+    "queue_timeout": "queue_timeout_s",
+    "deadline_unreachable": "first_token_timeout_s",
+}
+
+
+def _with_limit(window: Window, code: str, means: str) -> str:
+    """What it means, with the setting's value where the server shows it."""
+    setting = _LIMITS.get(code, "")
+    value = window.limit(setting)
+    return means if value is None else f"{means} ({setting} = {value:g})"
 
 
 def _own_setting(code: str, moves_the_limit: str) -> str:

@@ -3,10 +3,11 @@
     door ─▶ line ─▶ prefill ─▶ decode ─▶ stream ─▶ client
      │       │        │          │         │         └ gateway's end − node's, after the first token
      │       │        │          │         └ node's last byte handed over − last token
-     │       │        │          └ time per token × tokens after the first
+     │       │        │          └ last token − first token
      │       │        └ first token − first chunk
      │       └ arrival at the engine's desk to the first chunk
-     └ first token at the gateway − first token at the node: keys, filters, routing, attempts
+     └ first token at the gateway − first token at the node: keys, filters, routing, attempts;
+       in front of foreign engines: arrival to the last attempt
 
 Without a gateway on the page the door is not measured, and waiting for the client to read shows
 where the stream is written: both are one figure there, under `client`. Where a server does not
@@ -43,7 +44,7 @@ def stations(window: Window) -> tuple[Station, ...]:
         Station(name="client", mean_s=client_s, num_now=None, how="last token to last byte taken"),
         Station(name="door", mean_s=door_s, num_now=None, how="keys, filters, routing"),
         Station(
-            name="line", mean_s=_mean(window, *names.QUEUE), num_now=num_waiting, how="waiting"
+            name="line", mean_s=_line(window), num_now=num_waiting, how="waiting"
         ),
         Station(
             name="prefill", mean_s=_prefill(window), num_now=_count(window, "prefill"),
@@ -63,7 +64,7 @@ def as_json(passed: Iterable[Station]) -> list[dict[str, object]]:
 
 def decode_s(window: Window) -> float | None:
     """Mean time from the first to the last token. Never more than what is left of a request."""
-    measured = _mean(window, "vllm:request_decode_time_seconds")
+    measured = _mean(window, *names.DECODE)
     if measured is not None:
         return measured
     per_token, whole = _mean(window, *names.PER_TOKEN), window.histogram(*names.WHOLE)
@@ -80,8 +81,21 @@ def _prefill(window: Window) -> float | None:
     measured = _mean(window, "vllm:request_prefill_time_seconds")
     if measured is not None:
         return measured
-    first_s, queue_s = _mean(window, *names.FIRST_TOKEN), _mean(window, *names.QUEUE)
-    return None if first_s is None else max(first_s - (queue_s or 0.0), 0.0)
+    first_s = _mean(window, *names.FIRST_TOKEN)
+    before_s = (_line(window) or 0.0) + (_own_door(window) or 0.0)
+    return None if first_s is None else max(first_s - before_s, 0.0)
+
+
+def _line(window: Window) -> float | None:
+    """A gateway's own desk counts from arrival, so its door is taken off."""
+    queue_s = _mean(window, *names.QUEUE)
+    return None if queue_s is None else max(queue_s - (_own_door(window) or 0.0), 0.0)
+
+
+def _own_door(window: Window) -> float | None:
+    """As the gateway times it. None where its node's page follows: that tells more."""
+    has_node = window.has("kvota_request_seconds_sum")
+    return None if has_node else _mean(window, f"{_GATEWAY}_door_seconds")
 
 
 def _ends(window: Window) -> tuple[float | None, float | None, float | None]:
@@ -89,8 +103,10 @@ def _ends(window: Window) -> tuple[float | None, float | None, float | None]:
     first_s, whole_s = _mean(window, *names.FIRST_TOKEN), _mean(window, *names.WHOLE)
     decoding_s = decode_s(window)
     if first_s is None or whole_s is None or decoding_s is None or not _has_pace(window):
-        return None, None, None
-    after_s = max(whole_s - first_s - decoding_s, 0.0)
+        return _own_door(window), None, None
+    after_s = _mean(window, "kvota_stream_seconds")
+    if after_s is None:
+        after_s = max(whole_s - first_s - decoding_s, 0.0)
     front_first_s = _mean(window, f"{_GATEWAY}_time_to_first_token_seconds")
     front_whole_s = _mean(window, f"{_GATEWAY}_request_seconds")
     if (
@@ -104,7 +120,7 @@ def _ends(window: Window) -> tuple[float | None, float | None, float | None]:
 
 
 def _has_pace(window: Window) -> bool:
-    return bool(window.named(*names.PER_TOKEN, "vllm:request_decode_time_seconds"))
+    return bool(window.named(*names.PER_TOKEN, *names.DECODE))
 
 
 def _mean(window: Window, *histograms: str) -> float | None:

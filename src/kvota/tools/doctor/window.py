@@ -160,6 +160,10 @@ class Window:
     def gauge_by(self, name: str, label: str, value: str) -> list[float]:
         return [one.page.by(name, label).get(value, 0.0) for one in self._good]
 
+    def limit(self, setting: str) -> float | None:
+        """What a setting of the desk is now; None where it is not shown."""
+        return self.last.page.where(setting=setting).total("kvota_desk_limit")
+
     @property
     def live(self) -> list[tuple[LiveRequest, ...]]:
         """The requests that had not ended, at each reading that shows them."""
