@@ -36,7 +36,7 @@ def shape_of(arrivals: Iterable[Arrival]) -> Shape:
         tenants[one.tenant] += 1
         reuse.add(one)
     if not times:
-        raise TraceError("There is no request in it that could be measured.")
+        raise TraceError("No request in it generated anything, so there is nothing to describe.")
     at_s = np.sort(np.array(times))
     at_s -= at_s[0]
     prompt, output = np.array(prompts, dtype=np.float64), np.array(outputs, dtype=np.float64)
