@@ -24,6 +24,7 @@ MODEL = "tiny-encoder"
 VOCAB = 300
 POISON = 299
 PATH = "/v1/embeddings"
+PATIENCE_S = 30.0
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Passes:
     def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         self.batches.append([list(text) for text in texts])
         self.begun.release()
-        assert self.gate.wait(30.0)
+        assert self.gate.wait(PATIENCE_S)
         if any(POISON in text for text in texts):
             raise RuntimeError("a poisoned token")
         return np.array([[text[0], len(text)] for text in texts], np.float32)
@@ -65,12 +66,13 @@ class EmbeddingNode:
 
     async def in_line(self, num_texts: int) -> None:
         """Until so many texts wait."""
-        while self.line.num_waiting != num_texts:  # noqa: ASYNC110 - the line is pure: no events
-            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            while self.line.num_waiting != num_texts:  # noqa: ASYNC110 - it is pure: no events
+                await asyncio.sleep(0)
 
     async def begun(self) -> None:
         """Until a pass has begun that this was not called for yet."""
-        assert await asyncio.to_thread(self.passes.begun.acquire, timeout=30.0)
+        assert await asyncio.to_thread(self.passes.begun.acquire, timeout=PATIENCE_S)
 
 
 @asynccontextmanager

@@ -138,7 +138,7 @@ def test_the_busiest_tenants_are_counted() -> None:
 
 
 def test_nothing_has_no_shape() -> None:
-    with pytest.raises(TraceError, match="no request"):
+    with pytest.raises(TraceError, match="No request"):
         shape_of([])
 
 
