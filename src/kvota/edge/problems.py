@@ -86,6 +86,8 @@ def outcome_of(error: KvotaError) -> Outcome:
         return Outcome.REFUSED
     if isinstance(error, RequestTimeout):
         return Outcome.REQUEST_TIMEOUT
+    if isinstance(error, RequestCancelled):
+        return Outcome.CLIENT_CLOSED
     return Outcome.ENGINE_ERROR
 
 

@@ -195,7 +195,7 @@ class Gateway:
                 rollouts=stores.rollouts,
                 reload=self.reload,
             ),
-            requests=LiveRequests(self.live, gatekeeper),
+            requests=LiveRequests(self.live, gatekeeper, clock),
             gatekeeper=gatekeeper,
         )
         return create_app(parts, pages)

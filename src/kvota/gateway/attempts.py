@@ -201,7 +201,7 @@ class Attempt:
             max_tokens=max_tokens,
             num_choices=asked.num_choices,
         )
-        return desk.admitted(ticket)
+        return desk.admitted(ticket, asked.arrival.client_id)
 
     def _note_queue(self, queued_s: float) -> None:
         self._call.queued_s = queued_s

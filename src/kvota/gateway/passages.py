@@ -1,11 +1,10 @@
 """Pages of nodes that the gateway passes on: where requests are, the tokenizer, the desk.
 
-    GET    /v1/requests · /admin/requests            asked of every own node, and put together
-    DELETE /v1/requests/{id} · /admin/requests/{id}  of each, until one knows the id
-    GET    /tokenizer_info                           of the first own node
-    GET · PUT /admin/desk                            of the own node, or the one in ?backend=NAME
-
-Requests at foreign backends are not listed: where those are, their engines do not tell.
+GET    /v1/requests · /admin/requests            asked of every own node, and put together
+                                                 with those whose desk is here
+DELETE /v1/requests/{id} · /admin/requests/{id}  here, then of each, until one knows the id
+GET    /tokenizer_info                           of the first own node
+GET · PUT /admin/desk                            of the own node, or the one in ?backend=NAME
 """
 
 from collections.abc import Mapping
@@ -15,40 +14,45 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from kvota.core.errors import InvalidRequest, NotFound
+from kvota.core.clock import Clock
+from kvota.core.errors import InvalidRequest, KvotaError, NotFound
 from kvota.edge.small_body import small_body
 from kvota.edge.trust import told
 from kvota.gateway.about import json_response, own_nodes
 from kvota.gateway.backends import Backend
 from kvota.gateway.caller import Caller
+from kvota.gateway.foreign_requests import cancel_foreign, foreign_requests, has_foreign
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.live import Live
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.upstream.failures import AttemptFailed
 from kvota.gateway.upstream.outgoing import outgoing_headers
-
-_Listing = dict[str, Any]
+from kvota.wire.requests import DeletedRequest
 
 
 class LiveRequests:
-    """The requests of all own nodes, over HTTP."""
+    """The requests at all backends, over HTTP. A client's own are those of its tenant."""
 
-    def __init__(self, live: Live, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, live: Live, gatekeeper: Gatekeeper, clock: Clock) -> None:
         self._live = live
         self._gatekeeper = gatekeeper
+        self._clock = clock
 
     async def list_own(self, request: HttpRequest) -> Response:
-        return await self._list("/v1/requests", self._gatekeeper.admit(request))
+        caller = self._gatekeeper.admit(request)
+        return await self._list("/v1/requests", caller, caller.tenant)
 
     async def list_all(self, request: HttpRequest) -> Response:
-        return await self._list("/admin/requests", self._gatekeeper.require_admin(request))
+        caller = self._gatekeeper.require_admin(request)
+        return await self._list("/admin/requests", caller, None)
 
     async def delete_own(self, request: HttpRequest) -> Response:
-        return await self._delete("/v1/requests/", request, self._gatekeeper.admit(request))
+        caller = self._gatekeeper.admit(request)
+        return await self._delete("/v1/requests/", request, caller, caller.tenant)
 
     async def delete(self, request: HttpRequest) -> Response:
         caller = self._gatekeeper.require_admin(request)
-        return await self._delete("/admin/requests/", request, caller)
+        return await self._delete("/admin/requests/", request, caller, None)
 
     async def tokenizer_info(self, request: HttpRequest) -> Response:
         caller = self._gatekeeper.admit(request)
@@ -57,16 +61,37 @@ class LiveRequests:
             return Response(content, status, headers)
         raise NotFound("No backend here tells about its tokenizer.")
 
-    async def _list(self, path: str, caller: Caller) -> Response:
-        rows: list[Any] = []
+    async def _list(self, path: str, caller: Caller, tenant: str | None) -> Response:
+        """`tenant` None: everybody's, for an operator.
+
+        A node that cannot be asked hides nothing but its own; it is an error only where it is all
+        that there is.
+        """
+        now = self._clock.now()
+        rows: list[Any] = [
+            *foreign_requests(self._live, now, tenant=tenant, with_tenant=tenant is None)
+        ]
+        away: list[KvotaError] = []
         for node in own_nodes(self._live):
-            status, content, _ = await _ask(node, "GET", path, None, caller)
+            try:
+                status, content, _ = await _ask(node, "GET", path, None, caller)
+            except KvotaError as error:
+                away.append(error)
+                continue
             if status == 200:
-                rows += msgspec.json.decode(content)["data"]
+                listed = msgspec.json.decode(content)["data"]
+                rows += [{**one, "backend": node.name} for one in listed]
+        if away and len(away) == len(own_nodes(self._live)) and not has_foreign(self._live):
+            raise away[0]
         return json_response({"object": "list", "data": rows})
 
-    async def _delete(self, path: str, request: HttpRequest, caller: Caller) -> Response:
+    async def _delete(
+        self, path: str, request: HttpRequest, caller: Caller, tenant: str | None
+    ) -> Response:
         name: str = request.path_params["id"]
+        num_ended = cancel_foreign(self._live, name, tenant=tenant)
+        if num_ended:
+            return json_response(DeletedRequest(id=name, num_cancelled=num_ended))
         raw = request.scope["raw_path"].partition(path.encode())[2].decode("ascii", "replace")
         for node in own_nodes(self._live):
             status, content, headers = await _ask(node, "DELETE", path + raw, None, caller)

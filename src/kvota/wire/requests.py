@@ -16,6 +16,7 @@ class LiveRequest(Struct, kw_only=True):
     object: Literal["request"] = "request"
     client_id: str  # the client's x-request-id, or ours; DELETE takes it too
     tenant: str | UnsetType = UNSET  # only for operators
+    backend: str | UnsetType = UNSET  # where it is, as a gateway says
     model: str
     lane: str
     band: str

@@ -27,20 +27,25 @@ from kvota.core.errors import (
     OutputTooLong,
     Refusal,
     Refused,
+    RequestCancelled,
     RequestTimeout,
 )
 from kvota.desk.desk import Desk
 from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import DeskObserver, DeskSnapshot
-from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Queued, Ticket
+from kvota.desk.ticket import Expired, Granted, Lane, Lease, Overdue, Queued, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
+from kvota.desk.waiting import why_waiting
 from kvota.edge.arrival import Arrival
 from kvota.gateway.caller import Caller
 from kvota.gateway.upstream.correction import Correction, KvReading
 from kvota.wire import sse
 
 TICK_S: Final = 0.05
+_NOBODY_WAITS: Final = (
+    asyncio.CancelledError, ClientClosed, GeneratorExit, RequestCancelled,
+)  # fmt: skip
 DRAINING_RETRY_S: Final = 5.0
 
 
@@ -101,12 +106,14 @@ class ForeignDesk:
         self._drained = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def admitted(self, ticket: Ticket) -> AsyncIterator["Place"]:
-        """Wait for the grant; the ticket ends with the block.
+    async def admitted(self, ticket: Ticket, client_id: str = "") -> AsyncIterator["Place"]:
+        """Wait for the grant; the ticket ends with the block. `client_id`: what its client says.
 
-        Raises Refused, OutputTooLong or RequestTimeout. To be left by cancellation while it waits.
+        Raises Refused, OutputTooLong, RequestTimeout or RequestCancelled. To be left by
+        cancellation while it waits.
         """
         place = self._arrive(ticket)
+        place.client_id = client_id or ticket.id
         outcome = Outcome.COMPLETED
         try:
             async with place.scope:
@@ -114,7 +121,7 @@ class ForeignDesk:
                 yield place
         except BaseException as error:
             if isinstance(error, TimeoutError) and place.cut_by is not None:
-                outcome = Outcome.REQUEST_TIMEOUT
+                outcome = _outcome_of(place.cut_by)
                 raise place.cut_by from None
             outcome = _outcome_of(error)
             raise
@@ -129,6 +136,29 @@ class ForeignDesk:
         """The same as the text of a comment for its stream."""
         place = self.waits(ticket_id)
         return None if place is None else sse.place_in_line(place.position + 1, place.eta_s)
+
+    @property
+    def places(self) -> tuple["Place", ...]:
+        """Every ticket that is here, in order of arrival."""
+        return tuple(self._places.values())
+
+    def lane(self, ticket_id: str) -> Lane:
+        return self._desk.lane(ticket_id) or Lane.SHORT
+
+    def why(self, ticket_id: str) -> str:
+        """What a ticket waits for, in words."""
+        return why_waiting(self._desk, ticket_id, self._desk.snapshot())
+
+    def cancel(self, ticket_id: str) -> bool:
+        """End a ticket, waiting or at work: its block raises RequestCancelled.
+
+        False where there is none, or it is ending already.
+        """
+        place = self._places.get(ticket_id)
+        if place is None or place.cut_by is not None:
+            return False
+        place.cut(RequestCancelled("The request was cancelled by DELETE."))
+        return True
 
     def correct(self, reading: KvReading) -> None:
         """Take in what the backend says of its memory now (`correction.py`)."""
@@ -250,6 +280,8 @@ class Place:
         self.scope = asyncio.timeout(None)  # of the block that the ticket lives in
         self.cut_by: KvotaError | None = None
         self.is_closed = False  # at the desk
+        self.client_id = ticket.id
+        self.first_token_s: float | None = None
         self._desk = desk
         self._clock = clock
         self._produced = [0] * ticket.n
@@ -261,19 +293,32 @@ class Place:
         until_s = self._clock.now() if self.lease is None else self.lease.granted_s
         return until_s - self.ticket.arrived_s
 
+    @property
+    def prompt_tokens(self) -> int:
+        """As the backend counts them, or else we."""
+        return self._prompt_tokens or self.ticket.prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Over all choices, so far."""
+        return sum(self._produced)
+
     def prompt_counted(self, num_tokens: int) -> None:
         """The backend says how long the prompt really is, all prompts of the request together."""
         self._prompt_tokens = num_tokens
 
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
+        now = self._clock.now()
         self._produced[choice] = num_tokens
+        if self.first_token_s is None:
+            self.first_token_s = now
         private = None
         if self._prompt_tokens is not None:
-            private = self._prompt_tokens + sum(self._produced)
+            private = self._prompt_tokens + self.output_tokens
         self._desk.progress(
             self.ticket.id,
             num_tokens,
-            self._clock.now(),
+            now,
             choice=choice,
             is_done=is_done,
             private_tokens=private,
@@ -304,7 +349,7 @@ class _CorrectedDesk(Desk):
 
 
 def _outcome_of(error: BaseException) -> Outcome:
-    if isinstance(error, asyncio.CancelledError | ClientClosed | GeneratorExit):
+    if isinstance(error, _NOBODY_WAITS):
         return Outcome.CLIENT_CLOSED
     if isinstance(error, RequestTimeout):
         return Outcome.REQUEST_TIMEOUT

@@ -1,0 +1,203 @@
+"""Where is my request, when a foreign engine has it: seen, waited for and ended at the gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from kvota.gateway.settings import BackendEntry, ModelEntry
+from kvota.gateway.upstream.kinds import BackendKind
+from tests.support.fake_backend import FakeBackend, Wire, begins, never_answers
+from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
+from tests.support.http_client import Reply
+from tests.support.live_node import LiveNode, live_node
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def backend(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())
+
+
+@pytest.fixture
+async def world(closing: AsyncExitStack, backend: FakeBackend) -> GatewayWorld:
+    """One place at the backend; who else comes waits."""
+    entry = vllm_entry("gpu-1", backend, max_running_requests=1)
+    made = gateway_world(entry, models=[model_of("chat", "gpu-1")])
+    return await closing.enter_async_context(made)
+
+
+class Client:
+    """Requests under names of their own, running beside the test."""
+
+    def __init__(self, world: GatewayWorld, key: str | None = None) -> None:
+        self._world = world
+        self._key = key
+        self.tasks: dict[str, asyncio.Task[Reply]] = {}
+
+    def ask(self, name: str, **fields: Any) -> None:
+        headers = {"x_request_id": name}
+        asking = self._world.chat("a secret", key=self._key, headers=headers, **fields)
+        self.tasks[name] = asyncio.create_task(asking)
+
+    async def listed(self, path: str = "/v1/requests") -> dict[str, Any]:
+        reply = await self._world.get(path, self._key)
+        assert reply.status == 200, reply.content
+        assert b"secret" not in reply.content
+        return {one["client_id"]: one for one in reply.json["data"]}
+
+    async def delete(self, name: str, path: str = "/v1/requests") -> Reply:
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        return Reply(await self._world.http.delete(f"{path}/{name}", headers=headers))
+
+    async def until(self, name: str, phase: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        async def has_come() -> bool:
+            found.update((await self.listed()).get(name, {}))
+            return found.get("phase") == phase
+
+        await until(has_come)
+        return found
+
+    async def until_gone(self) -> None:
+        async def is_empty() -> bool:
+            return not await self.listed()
+
+        await until(is_empty)
+
+
+async def until(met: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await met():  # noqa: ASYNC110 - asked over HTTP
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
+    world: GatewayWorld, backend: FakeBackend
+) -> None:
+    client = Client(world)
+    backend.scripts.extend([begins(4, Wire.stall), never_answers])
+    client.ask("first", stream=True, max_tokens=50)
+    first = await client.until("first", "decode")
+    assert (first["position"], first["eta_s"], first["why"]) == (None, None, None)
+    assert (first["model"], first["backend"], first["lane"]) == ("chat", "gpu-1", "short")
+    assert (first["output_tokens"], first["max_tokens"], first["num_choices"]) == (3, 50, 1)
+    assert first["prompt_tokens"] > 0
+    assert first["computed_tokens"] == first["prompt_tokens"] + 3
+    assert first["age_s"] >= 0
+    assert "tenant" not in first
+    client.ask("second", max_tokens=50)
+    second = await client.until("second", "queued")
+    assert (second["position"], second["why"]) == (1, "all 1 places are taken")
+    assert (second["output_tokens"], second["computed_tokens"]) == (0, 0)
+    client.ask("third", max_tokens=50)
+    assert (await client.until("third", "queued"))["position"] == 2
+    shown = await client.listed("/admin/requests")
+    assert [one["tenant"] for one in shown.values()] == ["anonymous"] * 3
+
+    assert (await client.delete("first")).json["num_cancelled"] == 1
+    reply = await client.tasks["first"]
+    assert reply.chunks[-1]["error"]["code"] == "request_cancelled"
+    async with asyncio.timeout(PATIENCE_S):
+        await backend.generations[0].is_gone.wait()
+    await client.until("second", "prefill")
+    assert (await client.delete(second["id"], "/admin/requests")).status == 200
+    reply = await client.tasks["second"]
+    assert (reply.status, reply.error["code"]) == (410, "request_cancelled")
+    assert (await client.tasks["third"]).status == 200
+    await client.until_gone()
+    assert (await client.delete("first")).status == 404
+    desk = world.parts.registry["gpu-1"].desk
+    assert desk is not None
+    assert desk.snapshot().held_tokens == 0
+    desk.check()
+
+
+async def test_who_waits_is_cancelled_in_line_and_the_backend_hears_nothing(
+    world: GatewayWorld, backend: FakeBackend
+) -> None:
+    client = Client(world)
+    backend.script = never_answers
+    client.ask("first")
+    await client.until("first", "prefill")
+    client.ask("second")
+    await client.until("second", "queued")
+    assert (await client.delete("second")).status == 200
+    assert (await client.tasks["second"]).status == 410
+    assert len(backend.generations) == 1
+    await client.delete("first")
+    await client.tasks["first"]
+    ended = 'kvota_gateway_requests_total{model="chat",outcome="client_closed"}'
+    assert await world.metrics(ended) == 2
+    assert (await world.metrics('kvota_gateway_breaker_state{backend="gpu-1",state="closed"}')) == 1
+
+
+async def test_a_key_sees_and_ends_only_what_its_tenant_has_asked(
+    closing: AsyncExitStack, world: GatewayWorld, backend: FakeBackend
+) -> None:
+    backend.script = never_answers
+    search = Client(world, await world.key(tenant="search"))
+    writing = Client(world, await world.key(tenant="writing"))
+    operator = Client(world, await world.key(tenant="operations", is_admin=True))
+    search.ask("mine")
+    await search.until("mine", "prefill")
+    writing.ask("theirs")
+    await writing.until("theirs", "queued")
+    assert list(await search.listed()) == ["mine"]
+    assert list(await writing.listed()) == ["theirs"]
+    assert await operator.listed() == {}
+    shown = await operator.listed("/admin/requests")
+    assert {name: one["tenant"] for name, one in shown.items()} == {
+        "mine": "search",
+        "theirs": "writing",
+    }
+    assert (await writing.delete("mine")).status == 404
+    assert (await writing.delete("mine", "/admin/requests")).status == 403
+    assert (await operator.delete("mine", "/admin/requests")).status == 200
+    assert (await search.tasks["mine"]).status == 410
+    assert (await writing.delete("theirs")).status == 200
+    await writing.tasks["theirs"]
+
+
+@pytest.fixture
+def node() -> Iterator[LiveNode]:
+    with live_node() as opened:
+        yield opened
+
+
+async def test_own_and_foreign_requests_are_put_together_and_one_that_is_away_hides_nothing(
+    closing: AsyncExitStack, backend: FakeBackend, node: LiveNode
+) -> None:
+    entries = [
+        vllm_entry("gpu-1", backend),
+        BackendEntry(name="own", url=node.url, kind=BackendKind.KVOTA),
+    ]
+    models = [model_of("chat", "gpu-1"), ModelEntry(name="tiny", backends=("own",))]
+    world = await closing.enter_async_context(gateway_world(*entries, models=models))
+    client = Client(world)
+    backend.script = never_answers
+    with node.stage.held() as gate:
+        client.ask("foreign")
+        client.ask("own", model="tiny", max_tokens=3)
+        await asyncio.to_thread(gate.wait_for_step)
+        await client.until("foreign", "prefill")
+        shown = await client.listed("/admin/requests")
+        assert {name: one["backend"] for name, one in shown.items()} == {
+            "foreign": "gpu-1",
+            "own": "own",
+        }
+    assert (await client.tasks["own"]).status == 200
+    await world.parts.registry["own"].upstream.close()
+    assert list(await client.listed()) == ["foreign"]
+    await client.delete("foreign")
+    await client.tasks["foreign"]
