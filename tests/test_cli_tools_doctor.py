@@ -3,12 +3,20 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kvota import cli
 from tests.support.live_node import live_node
 
 RUN = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _reports_are_left_in_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_machine_is_examined_with_its_verdict_first(tmp_path: Path) -> None:
@@ -40,7 +48,9 @@ def test_a_server_is_watched_and_its_stations_shown() -> None:
         lines = ran.output.splitlines()
         assert lines[0].startswith("Nothing to judge by")
         starts = [line.split()[0] for line in lines if line.split()]
-        assert starts[-6:] == ["client", "door", "line", "prefill", "decode", "stream"]
+        assert starts[-7:-1] == ["client", "door", "line", "prefill", "decode", "stream"]
+        assert lines[-1] == "Written: doctor.json, doctor.html"
+        assert Path("doctor.html").exists()
         as_json = RUN.invoke(cli.app, ["doctor", "--url", node.url, "--seconds", "1", "--json"])
     assert len(json.loads(as_json.stdout)["stations"]) == 6
 
@@ -52,3 +62,30 @@ def test_a_problem_is_the_exit_status() -> None:
     assert ran.exit_code == 1
     assert ran.output.startswith("Not ready.")
     assert "▸" in ran.output
+
+
+def test_a_report_of_a_server_has_its_charts_and_all_the_figures(tmp_path: Path) -> None:
+    stem = tmp_path / "visit"
+    with live_node() as node:
+        node.drain()
+        ran = RUN.invoke(
+            cli.app, ["doctor", "--url", node.url, "--seconds", "1", "--out", str(stem)]
+        )
+    assert ran.exit_code == 1
+    assert ran.output.splitlines()[-1] == f"Written: {stem}.json, {stem}.html"
+    shown = json.loads(stem.with_name("visit.json").read_text())
+    assert shown["verdict"] == "Not ready."
+    page = stem.with_name("visit.html").read_text()
+    assert "Problem: not ready" in page
+    assert page.count("<svg") == 4
+    assert "http-equiv" not in page
+    assert "src=" not in page
+
+
+def test_a_report_of_a_machine_needs_no_server(tmp_path: Path) -> None:
+    ran = RUN.invoke(
+        cli.app, ["doctor", "--cache-dir", str(tmp_path), "--out", str(tmp_path / "machine")]
+    )
+    assert ran.exit_code in (0, 1), ran.output
+    assert "In order" in (tmp_path / "machine.html").read_text()
+    assert json.loads((tmp_path / "machine.json").read_text())["findings"]

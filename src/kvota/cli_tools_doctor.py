@@ -3,12 +3,14 @@
 import json
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from kvota import __version__
 from kvota.model.catalog import cache_dir_of
 from kvota.tools.doctor.diagnosis import Diagnosis, diagnose
 from kvota.tools.doctor.environment import examine
@@ -16,11 +18,14 @@ from kvota.tools.doctor.finding import Finding, has_problem
 from kvota.tools.doctor.gpu import examine_gpus
 from kvota.tools.doctor.gpu_probe import read_gpus
 from kvota.tools.doctor.machine import this_machine
+from kvota.tools.doctor.report import machine_report, server_report
 from kvota.tools.doctor.show import as_json as shown_as_json
 from kvota.tools.doctor.show import machine_verdict, show_diagnosis, show_machine
 from kvota.tools.doctor.stations import as_json as stations_as_json
 from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.watch import Patient, watch
+from kvota.tools.doctor.window import Window
+from kvota.tools.report.html import Report, write_html, write_json
 from kvota.tools.report.terminal import progress_bar
 
 EXIT_PROBLEM = 1
@@ -53,51 +58,69 @@ def doctor(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where you mean to serve.")] = 8000,
     cache_dir: Annotated[Path | None, typer.Option(help="Where models are kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Path of the report, without ending.  [default: doctor, with --url]"),
+    ] = None,
 ) -> None:
     """Whether this machine is fit to serve, or with --url what a running server suffers from.
 
     The exit status is 1 when there is a problem.
     """
     console = Console(highlight=False)
+    facts = {
+        "when": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "kvota": __version__,
+    }
     if url is not None:
-        diagnosis = _examine_server(url, api_key, seconds, every, Targets(ttft_s=ttft, tpot_s=tpot))
-        found = list(diagnosis.findings)
-        if as_json:
-            _print(diagnosis.verdict, found, diagnosis)
-        else:
+        window = _watch(url, api_key, seconds, every)
+        diagnosis = diagnose(window, Targets(ttft_s=ttft, tpot_s=tpot))
+        found, shown = list(diagnosis.findings), _diagnosis_as_json(diagnosis)
+        report = server_report(diagnosis, window, {"server": url, **facts})
+        if not as_json:
             show_diagnosis(diagnosis, console)
+            out = out or Path("doctor")
     else:
         folder = (cache_dir or cache_dir_of(os.environ)).expanduser()
         machine = this_machine(folder, port, os.environ)
         found = [*examine(machine), *examine_gpus(read_gpus(os.environ))]
-        if as_json:
-            _print(machine_verdict(found), found)
-        else:
+        shown, report = _as_json(machine_verdict(found), found), machine_report(found, facts)
+        if not as_json:
             show_machine(found, console)
+    if as_json:
+        typer.echo(json.dumps(shown, indent=2))
+    if out is not None:
+        _write(out, shown, report, console)
     if has_problem(found):
         sys.exit(EXIT_PROBLEM)
 
 
-def _examine_server(
-    url: str, api_key: str | None, seconds: float, every_s: float, targets: Targets
-) -> Diagnosis:
+def _watch(url: str, api_key: str | None, seconds: float, every_s: float) -> Window:
     with Patient(url, api_key) as patient, progress_bar() as bar:
         task = bar.add_task("watching", total=seconds)
-        window = watch(
+        return watch(
             patient,
             seconds,
             min(max(every_s, seconds / LOOKS_MAX), seconds / LOOKS_MIN),
             lambda gone_s: bar.update(task, completed=gone_s),
         )
-    return diagnose(window, targets)
 
 
-def _print(verdict: str, found: list[Finding], diagnosis: Diagnosis | None = None) -> None:
-    shown: dict[str, object] = {"verdict": verdict, "findings": shown_as_json(found)}
-    if diagnosis is not None:
-        shown |= {
-            "stations": stations_as_json(diagnosis.stations),
-            "span_s": round(diagnosis.span_s, 3),
-            "num_ended": diagnosis.num_ended,
-        }
-    typer.echo(json.dumps(shown, indent=2))
+def _as_json(verdict: str, found: list[Finding]) -> dict[str, Any]:
+    return {"verdict": verdict, "findings": shown_as_json(found)}
+
+
+def _diagnosis_as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        **_as_json(diagnosis.verdict, list(diagnosis.findings)),
+        "stations": stations_as_json(diagnosis.stations),
+        "span_s": round(diagnosis.span_s, 3),
+        "num_ended": diagnosis.num_ended,
+    }
+
+
+def _write(stem: Path, shown: dict[str, Any], report: Report, console: Console) -> None:
+    paths = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.html")
+    write_json(shown, paths[0])
+    write_html(report, paths[1])
+    console.print(f"\nWritten: {paths[0]}, {paths[1]}", markup=False, soft_wrap=True)

@@ -96,3 +96,11 @@ def test_looks_that_failed_count_only_as_being_away() -> None:
     assert seen.is_away
     assert (seen.span_s, seen.grew("a")) == (4.0, 2.0)
     assert seen.gauge("a") == [1.0, 3.0]
+
+
+def test_a_counter_that_began_anew_has_no_negative_rate() -> None:
+    totals = ((0.0, 100), (2.0, 150), (4.0, 10))
+    readings = [Reading(at_s=at_s, page=Page.parse(f"a_total {total}\n")) for at_s, total in totals]
+    window = Window(readings)
+    assert window.rate_over_time("b_total", "a_total") == [(2.0, 25.0), (4.0, 5.0)]
+    assert window.over_time("b_total") == []

@@ -124,14 +124,14 @@ class Window:
         for name in names:
             now = self.last.page.total(name)
             if now is not None:
-                return _growth(self.first.page.total(name) or 0.0, now)
+                return growth(self.first.page.total(name) or 0.0, now)
         return None
 
     def grew_by(self, name: str, label: str, **where: str) -> dict[str, float]:
         """A counter's growth for each value of a label; only those that grew."""
         before = self.first.page.where(**where).by(name, label)
         after = self.last.page.where(**where).by(name, label)
-        grown = {key: _growth(before.get(key, 0.0), value) for key, value in after.items()}
+        grown = {key: growth(before.get(key, 0.0), value) for key, value in after.items()}
         return {key: value for key, value in grown.items() if value > 0}
 
     def histogram(self, *names: str) -> Histogram | None:
@@ -145,7 +145,7 @@ class Window:
     def _histogram(self, name: str, count: float) -> Histogram:
         before = self.first.page.by(f"{name}_bucket", "le")
         after = self.last.page.by(f"{name}_bucket", "le")
-        numbered = [(float(le), _growth(before.get(le, 0.0), now)) for le, now in after.items()]
+        numbered = [(float(le), growth(before.get(le, 0.0), now)) for le, now in after.items()]
         return Histogram(count, self.grew(f"{name}_sum") or 0.0, tuple(sorted(numbered)))
 
     def gauge(self, *names: str) -> list[float]:
@@ -156,6 +156,19 @@ class Window:
             if found:
                 return found
         return []
+
+    def over_time(self, *names: str) -> list[tuple[float, float]]:
+        """Seconds since the first reading, and the value there; empty without the names."""
+        found = [(one.at_s - self.first.at_s, _of(one.page, names)) for one in self._good]
+        return [(at_s, value) for at_s, value in found if value is not None]
+
+    def rate_over_time(self, *names: str) -> list[tuple[float, float]]:
+        """A counter's growth per second at each reading but the first."""
+        return [
+            (at_s, growth(old, new) / (at_s - before_s))
+            for (before_s, old), (at_s, new) in pairwise(self.over_time(*names))
+            if at_s > before_s
+        ]
 
     def gauge_by(self, name: str, label: str, value: str) -> list[float]:
         return [one.page.by(name, label).get(value, 0.0) for one in self._good]
@@ -180,5 +193,10 @@ class Window:
         return any(later > earlier for earlier, later in pairwise(starts))
 
 
-def _growth(before: float, after: float) -> float:
+def _of(page: Page, names: Sequence[str]) -> float | None:
+    return next((value for name in names if (value := page.total(name)) is not None), None)
+
+
+def growth(before: float, after: float) -> float:
+    """Of a counter. One that fell began anew."""
     return after - before if after >= before else after
