@@ -9,6 +9,9 @@ import pytest
 
 from kvota.gateway.settings import BackendEntry, ModelEntry
 from kvota.gateway.upstream.kinds import BackendKind
+from kvota.tools.top import words
+from kvota.tools.top.scene import Watch
+from kvota.tools.top.server import connect
 from tests.support.fake_backend import FakeBackend, Wire, begins, never_answers
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.http_client import Reply
@@ -201,3 +204,24 @@ async def test_own_and_foreign_requests_are_put_together_and_one_that_is_away_hi
     assert list(await client.listed()) == ["foreign"]
     await client.delete("foreign")
     await client.tasks["foreign"]
+
+
+async def test_kvota_top_shows_them(world: GatewayWorld, backend: FakeBackend) -> None:
+    client = Client(world)
+    backend.scripts.extend([begins(4, Wire.stall), never_answers])
+    client.ask("first", stream=True, max_tokens=50)
+    await client.until("first", "decode")
+    client.ask("second")
+    await client.until("second", "queued")
+    server = connect(f"http://127.0.0.1:{world.port}")
+    scene = Watch().see(await server.read(), 0.0, unix_s=0.0)
+    assert ([one.client_id for one in scene.served], len(scene.line)) == (["first"], 1)
+    assert (scene.model, scene.num_running, scene.num_waiting) == ("chat", 1, 1)
+    assert set(scene.kv_shares) == {"gpu-1"}
+    cells = [cell.strip() for cell in words.row(scene.line[0])]
+    assert cells[:4] == ["second", "short", "inter", "queued"]
+    assert cells[-1] == "all 1 places are taken"
+    assert await server.cancel("second") == 1
+    assert await server.cancel(scene.served[0].id) == 1
+    await asyncio.gather(*client.tasks.values())
+    await server.close()

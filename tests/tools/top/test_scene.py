@@ -1,7 +1,11 @@
 from typing import Any
 
+from kvota.tools.top import words
 from kvota.tools.top.carpark import Blocks
+from kvota.tools.top.samples import Samples
 from kvota.tools.top.scene import NUM_SPEEDS_MAX, Scene, Watch
+from kvota.tools.top.server import Reading
+from kvota.wire.requests import LiveRequest
 from tests.support.watched_server import live, queued, reading
 
 
@@ -65,3 +69,47 @@ def test_letters_go_to_those_who_hold_blocks_and_stay() -> None:
     assert scene.holdings == [("A", 4)]
     scene = seen(watch, 1.0, live("b", kv_blocks=2, age_s=5), live("a", kv_blocks=4))
     assert scene.holdings == [("B", 2), ("A", 4)]
+
+
+def at_gateway(*requests: Any, ended: int = 0, **facts: float) -> Reading:
+    """What a gateway says that has only foreign engines behind it."""
+    lines = [
+        f'kvota_gateway_output_tokens_total{{model="chat"}} {ended}',
+        'kvota_gateway_rejected_total{code="queue_full"} 2',
+        'kvota_gateway_backend_kv_usage_ratio{backend="gpu-1"} 0.25',
+        'kvota_gateway_backend_kv_usage_ratio{backend="gpu-2"} 0.5',
+        "kvota_gateway_process_start_time_seconds 400",
+    ]
+    return Reading(requests, Samples.parse("\n".join([*lines, ""])))
+
+
+def foreign(id_: str, **fields: Any) -> LiveRequest:
+    return live(id_, backend="gpu-1", kv_blocks=0, **fields)
+
+
+def test_a_gateway_without_a_node_shows_its_requests_and_what_share_of_memory_is_in_use() -> None:
+    line = queued("b", 1, model="other", kv_blocks=0)
+    scene = Watch().see(at_gateway(foreign("a"), line), 0.0, unix_s=1000.0)
+    assert (scene.num_running, scene.num_waiting) == (1, 1)
+    assert scene.model == "other, tiny"
+    assert scene.uptime_s == 600.0
+    assert scene.refusals == {"queue_full": 2}
+    assert scene.blocks.total == 0
+    assert scene.letters == {}
+    assert words.memory(scene) == "gpu-1 25% · gpu-2 50%"
+
+
+def test_the_speed_of_a_gateway_counts_tokens_of_requests_that_run() -> None:
+    watch, speeds = Watch(), []
+    for now_s, read in enumerate(
+        [
+            at_gateway(foreign("a", output_tokens=100)),
+            at_gateway(foreign("a", output_tokens=150)),
+            at_gateway(foreign("a", output_tokens=160), ended=160),  # it ended between two looks
+            at_gateway(ended=180),
+            at_gateway(ended=1),  # started again
+            at_gateway(ended=11),
+        ]
+    ):
+        speeds.append(watch.see(read, float(now_s), unix_s=0.0).speed)
+    assert speeds == [None, 50.0, 170.0, 0.0, None, 10.0]

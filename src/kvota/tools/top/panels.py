@@ -44,6 +44,8 @@ class CarPark(Panel):
         per_row, num_rows = size.width // 2, size.height - 1
         if self.scene is None or per_row < 1 or num_rows < 1:
             return Text()
+        if self.scene.kv_shares:
+            return Text("Which blocks are whose, these engines do not tell.", style="dim")
         bays = park(self.scene.blocks, self.scene.holdings, per_row * num_rows)
         rows = [bays[at : at + per_row] for at in range(0, len(bays), per_row)]
         drawn = [Text().join(map(_drawn, row)) for row in rows]
@@ -55,7 +57,8 @@ class CarPark(Panel):
         num_bays = max(1, self.content_size.width // 2 * (self.content_size.height - 1))
         width = blocks_per_bay(scene.blocks.total, num_bays)
         self.border_title = f"KV {words.memory(scene)}"
-        self.border_subtitle = f"a bay is {width} block{'s' if width > 1 else ''}"
+        one = f"a bay is {width} block{'s' if width > 1 else ''}"
+        self.border_subtitle = "" if scene.kv_shares else one
 
 
 class Line(Panel):

@@ -1,4 +1,9 @@
-"""From readings to what is shown: rates from counters, letters for requests, an order for rows."""
+"""From readings to what is shown: rates from counters, letters for requests, an order for rows.
+
+A node's page says everything. A gateway in front of foreign engines has a page of its own: it
+counts tokens when a request has ended, so those of the requests that run are added; and of the
+engines' memory it knows what share is in use.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,6 +16,7 @@ from kvota.wire.requests import LiveRequest
 
 NUM_SPEEDS_MAX = 240
 _LAST = float("inf")
+_KV_SHARE = "kvota_gateway_backend_kv_usage_ratio"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,7 @@ class Scene:
     refusals: Mapping[str, int]  # by reason, since the server started
     num_preemptions: int
     blocks: Blocks
+    kv_shares: Mapping[str, float]  # in use, by backend; empty where there are blocks to show
     served: tuple[LiveRequest, ...]  # they have been granted KV, or were and gave it up
     line: tuple[LiveRequest, ...]  # by position
     letters: Mapping[str, str]  # of those that hold blocks, by request id
@@ -57,19 +64,25 @@ class Watch:
     def see(self, reading: Reading, now_s: float, unix_s: float) -> Scene:
         """The scene at `now_s`. A server that was started again begins new rates."""
         samples = reading.samples
-        self._note_speed(samples.total("kvota_generated_tokens_total"), now_s)
         served, line = _in_order(reading.requests)
+        num_tokens = samples.total("kvota_generated_tokens_total")
+        if num_tokens is not None:
+            self._note_speed(num_tokens, now_s)
+        elif (num_ended := samples.total("kvota_gateway_output_tokens_total")) is not None:
+            self._note_speed(num_ended + sum(one.output_tokens for one in served), now_s, slack=0.5)
+        blocks = _blocks(samples)
         holders = [request.id for request in (*served, *line) if request.kv_blocks]
         return Scene(
             model=_model(reading),
             not_ready=reading.not_ready,
             uptime_s=_uptime_s(samples, unix_s),
-            num_running=_count(samples, "kvota_requests_running"),
-            num_waiting=_count(samples, "kvota_requests_waiting"),
+            num_running=_count(samples, "kvota_requests_running", len(served)),
+            num_waiting=_count(samples, "kvota_requests_waiting", len(line)),
             speeds=tuple(self._speeds),
             refusals=_refusals(samples),
             num_preemptions=_count(samples, "kvota_preemptions_total"),
-            blocks=_blocks(samples),
+            blocks=blocks,
+            kv_shares={} if blocks.total else samples.by(_KV_SHARE, "backend"),
             served=served,
             line=line,
             letters=self._letters.assign(holders),
@@ -79,14 +92,16 @@ class Watch:
         """The server did not answer: the next speed would be the mean of a gap."""
         self._tokens = None
 
-    def _note_speed(self, num_tokens: float | None, now_s: float) -> None:
-        if num_tokens is None:
-            return
+    def _note_speed(self, num_tokens: float, now_s: float, *, slack: float = 0.0) -> None:
+        """A number that falls is of a server that was started again, unless only by `slack` of it:
+        a request may end between the reading of the list and that of the page.
+        """
         if self._tokens is not None:
             then_s, before = self._tokens
             if now_s <= then_s:
                 return
-            if num_tokens >= before:
+            if num_tokens >= before * (1 - slack):
+                num_tokens = max(num_tokens, before)
                 self._speeds.append((num_tokens - before) / (now_s - then_s))
             else:
                 self._speeds.clear()
@@ -106,17 +121,24 @@ def _in_order(
 
 def _model(reading: Reading) -> str:
     named = reading.samples.label("vllm:num_requests_running", "model_name")
-    return named or next((request.model for request in reading.requests), "?")
+    if named:
+        return named
+    models = sorted({request.model for request in reading.requests})
+    return ", ".join(models) or "?"
 
 
 def _uptime_s(samples: Samples, unix_s: float) -> float | None:
     started_s = samples.total("process_start_time_seconds")
+    if started_s is None:
+        started_s = samples.total("kvota_gateway_process_start_time_seconds")
     return None if started_s is None else max(0.0, unix_s - started_s)
 
 
 def _refusals(samples: Samples) -> dict[str, int]:
     """The most frequent reason first."""
     counts = samples.by("kvota_rejected_total", "reason")
+    if not counts:
+        counts = samples.by("kvota_gateway_rejected_total", "code")
     ranked = sorted(counts, key=lambda reason: (-counts[reason], reason))
     return {reason: int(counts[reason]) for reason in ranked if counts[reason]}
 
@@ -127,5 +149,6 @@ def _blocks(samples: Samples) -> Blocks:
     return Blocks(used, cached, free)
 
 
-def _count(samples: Samples, name: str) -> int:
-    return int(samples.total(name) or 0)
+def _count(samples: Samples, name: str, otherwise: int = 0) -> int:
+    number = samples.total(name)
+    return otherwise if number is None else int(number)

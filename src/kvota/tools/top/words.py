@@ -115,7 +115,9 @@ def refusals(scene: Scene) -> str:
 
 
 def memory(scene: Scene) -> str:
-    """How full the pool is, in one line."""
+    """How full the pool is, in one line; behind a gateway, the share in use of each backend."""
+    if scene.kv_shares:
+        return " · ".join(f"{name} {share:.0%}" for name, share in scene.kv_shares.items())
     blocks = scene.blocks
     share = blocks.used / blocks.total if blocks.total else 0.0
     return f"used {blocks.used} ({share:.0%}) · cached {blocks.cached} · free {blocks.free}"
