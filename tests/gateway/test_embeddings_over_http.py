@@ -1,10 +1,14 @@
 """Embeddings and the tokenizer through a gateway: what holds for generation holds for them."""
 
 import asyncio
+import contextlib
+import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -492,3 +496,54 @@ async def test_every_kind_of_backend_may_embed(
     entry = BackendEntry(name="a", url=a.url, kind=kind)
     world = await world_of(closing, entry, models=[model_of("texts", "a")])
     assert (await embed(world)).json["usage"]["prompt_tokens"] == 3
+
+
+async def test_after_a_storm_every_request_has_ended_once_and_nothing_is_held(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend, tmp_path: Path
+) -> None:
+    chance, journal = Random(20261129), tmp_path / "journal.jsonl"
+    patience = {"first_byte_timeout_s": 0.3, "max_running_requests": 3, "max_waiting_queue": 4}
+    entries = [vllm_entry("a", a, **patience), vllm_entry("b", b, **patience)]
+    models = [model_of("texts", "a", "b")]
+    world = await world_of(closing, *entries, models=models, journal=str(journal))
+    key = await world.key(limits=KeyLimits(concurrent_requests=8))
+    a.overrides[EMBED] = b.overrides[EMBED] = breaks_now_and_then(chance)
+
+    async def client(number: int) -> list[int]:
+        statuses = []
+        for turn in range(10):
+            patience_s = chance.choice([0.05, 5.0, 5.0])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    headers = {"x_request_id": f"{number}-{turn}"}
+                    reply = await embed(world, ["a b"] * 3, key=key, headers=headers)
+                    statuses.append(reply.status)
+        return statuses
+
+    seen = Counter(itertools.chain(*await asyncio.gather(*map(client, range(16)))))
+    assert {200, 429} <= seen.keys() <= {200, 429, 502, 503}, seen
+    await until(lambda: world.parts.live.num_open == 0)
+    for backend in world.parts.registry.all():
+        assert backend.embedding_desk is not None
+        backend.embedding_desk.check()
+        assert backend.embedding_desk.snapshot().held_tokens == backend.num_open == 0
+    ended = Counter(one.id for one in read_journal(journal.read_text().splitlines()))
+    assert set(ended.values()) == {1}
+    assert sum(seen.values()) <= len(ended) <= 160
+    del a.overrides[EMBED], b.overrides[EMBED]
+    places = [embed(world, key=key) for _ in range(8)]
+    assert all(reply.status != 429 for reply in await asyncio.gather(*places))
+
+
+def breaks_now_and_then(chance: Random) -> Script:
+    """A good answer, mostly; or none, half of one, another's, or an error."""
+    row = {"object": "embedding", "index": 0, "embedding": [1.0]}
+    good, short = ({"object": "list", "data": [row] * n, "model": MODEL} for n in (3, 2))
+    scripts = [answers(good)] * 12
+    scripts += [answers(short), hangs_up, never_answers, fails(500), fails(429)]
+
+    async def script(asked: Received, wire: Wire) -> None:
+        await wire.pause(chance.uniform(0.0, 0.03))
+        await chance.choice(scripts)(asked, wire)
+
+    return script

@@ -111,17 +111,19 @@ class PassingAttempt:
             call.first_token_s = None  # nothing was computed that would say how fast it is
 
     async def _through_foreign(self) -> None:
-        asked, upstream = self._asked, self._target.backend.upstream
-        body, deadline_s = self._body(), asked.arrival.deadline_s
+        """The answer is taken whole before it is sent: a slow reader keeps no place in line."""
         async with self._admitted():
             with self._begun():
-                async with upstream.open(
-                    asked.kind.path, body, self._headers(), deadline_s=deadline_s
-                ) as reply:
-                    content = await reply.body()
-                    if asked.kind.work is Work.EMBEDDING:
-                        content = self._taken(content, reply)
-                    await self._exchange.send_whole(200, content)
+                content = await self._answer()
+        await self._exchange.send_whole(200, content)
+
+    async def _answer(self) -> bytes:
+        asked, upstream = self._asked, self._target.backend.upstream
+        async with upstream.open(
+            asked.kind.path, self._body(), self._headers(), deadline_s=asked.arrival.deadline_s
+        ) as reply:
+            content = await reply.body()
+            return self._taken(content, reply) if asked.kind.work is Work.EMBEDDING else content
 
     def _taken(self, content: bytes, reply: UpstreamReply) -> bytes:
         """An answer with vectors, counted and under the name that the client knows."""
