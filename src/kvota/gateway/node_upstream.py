@@ -3,16 +3,11 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from kvota.core.clock import Clock
-from kvota.gateway.upstream.connection import Upstream, UpstreamReply, UpstreamSettings
+from kvota.gateway.upstream.connection import Upstream, UpstreamReply
 
 
 class NodeUpstream(Upstream):
     """The client of one node, which hands over every answer, whatever its status."""
-
-    def __init__(self, settings: UpstreamSettings, clock: Clock) -> None:
-        super().__init__(settings, clock)
-        self._node_clock = clock
 
     @asynccontextmanager
     async def ask(
@@ -20,8 +15,7 @@ class NodeUpstream(Upstream):
     ) -> AsyncIterator[UpstreamReply]:
         """Raises AttemptFailed where no answer comes. The node keeps the request's deadlines."""
         wait_s = self.settings.first_byte_timeout_s
-        response = await self._ask(method, path, body, headers, None, wait_s)
-        reply = UpstreamReply(response, self.settings, self._node_clock, None)
+        reply = await self._ask(method, path, body, headers, None, wait_s)
         try:
             yield reply
         finally:

@@ -14,19 +14,18 @@ Errors are those of `failures.py`, and RequestTimeout when the request's own dea
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Final
-
-import aiohttp
-from yarl import URL
+from urllib.parse import unquote, urlsplit
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, RequestTimeout
+from kvota.gateway.upstream.channel import Channel, ChannelError, ChannelLost, NotHttp
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, failure_of
+from kvota.gateway.upstream.pool import Pool, address_of
 
 ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 ERROR_BODY_TIMEOUT_S: Final = 2.0
@@ -71,10 +70,12 @@ class Upstream:
     """One backend. Built anywhere; used on one event loop; `close` it there."""
 
     def __init__(self, settings: UpstreamSettings, clock: Clock) -> None:
+        """Raises ConfigError for a URL that names no host and port."""
         self.settings = settings
         self._clock = clock
-        self._base = settings.url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
+        self._path = urlsplit(settings.url).path.rstrip("/")
+        self._standing = _standing_head(settings)
+        self._pool = _pool(settings)
         self._is_closed = False
 
     @property
@@ -97,13 +98,12 @@ class Upstream:
         Raises AttemptFailed, RejectedByBackend or RequestTimeout.
         """
         wait_s = first_byte_timeout_s or self.settings.first_byte_timeout_s
-        response = await self._ask(method, path, body, headers, deadline_s, wait_s)
-        reply = UpstreamReply(response, self.settings, self._clock, deadline_s)
+        reply = await self._ask(method, path, body, headers, deadline_s, wait_s)
         try:
-            if not 200 <= response.status < 300:
+            if not 200 <= reply.status < 300:
                 content = await reply.error_body()
-                raise failure_of(response.status, reply.headers, content, backend=self.name)
-            if response.headers.get("content-encoding", "identity") != "identity":
+                raise failure_of(reply.status, reply.headers, content, backend=self.name)
+            if reply.headers.get("content-encoding", "identity") != "identity":
                 raise reply.failure(FailureKind.MALFORMED, "answered compressed, unasked")
             yield reply
         finally:
@@ -131,8 +131,8 @@ class Upstream:
     async def close(self) -> None:
         """Close every connection, busy or not. Nothing can be opened any more."""
         self._is_closed = True
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
+        await asyncio.sleep(0)  # the event loop lets go of a socket in its next round
 
     async def _ask(
         self,
@@ -142,56 +142,70 @@ class Upstream:
         headers: Mapping[str, str],
         deadline_s: float | None,
         wait_s: float,
-    ) -> aiohttp.ClientResponse:
-        url = URL(self._base + path, encoded=True)
+    ) -> "UpstreamReply":
+        """The answer once its status is there, whatever it is; `close` it."""
+        request = self._request(method, path, body, headers)
         for tries_left in reversed(range(STALE_TRIES)):
-            way, began_s = _Way(), self._clock.now()
-            asking = self._open_session().request(
-                method, url, data=body, headers=headers, allow_redirects=False,
-                trace_request_ctx=way,
-            )  # fmt: skip
+            channel = await self._channel(wait_s, deadline_s)
+            is_kept, began_s = channel.num_requests > 0, self._clock.now()
             try:
-                return await self._answered(asking, wait_s, _left_s(deadline_s, self._clock))
-            except AttemptFailed as failed:
-                is_stale = way.is_kept and self._clock.now() - began_s < STALE_WITHIN_S
-                if not (is_stale and tries_left and failed.kind_of_failure is FailureKind.CUT):
-                    raise
+                channel.send(request)
+                await self._head(channel, wait_s, deadline_s)
+            except BaseException as error:  # cancelled as well: its answer is for nobody
+                self._pool.give_back(channel)
+                is_cut = isinstance(error, ChannelLost)
+                is_stale = is_kept and self._clock.now() - began_s < STALE_WITHIN_S
+                if is_cut and is_stale and tries_left:
+                    continue
+                if is_cut:
+                    what = "closed the connection unanswered"
+                    raise self._failure(FailureKind.CUT, what) from error
+                raise
+            return UpstreamReply(channel, self._pool, self.settings, self._clock, deadline_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _answered(
-        self, asking: Awaitable[aiohttp.ClientResponse], wait_s: float, left_s: float
-    ) -> aiohttp.ClientResponse:
+    async def _channel(self, wait_s: float, deadline_s: float | None) -> Channel:
+        """A connection, within the first of all limits."""
+        if self._is_closed:
+            raise self._failure(FailureKind.CONNECT, "is being taken away")
+        left_s = _left_s(deadline_s, self._clock)
+        patience_s = min(self.settings.connect_timeout_s, wait_s)
+        if left_s <= 0:
+            raise _too_late()
         try:
-            async with asyncio.timeout(min(wait_s, left_s)):
-                return await asking
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return await self._pool.take(min(patience_s, left_s))
+        except TimeoutError as error:
+            if left_s <= patience_s:
+                raise _too_late() from None
+            what = f"cannot be reached: {error or f'no connection within {patience_s:g} s'}"
+            raise self._failure(FailureKind.CONNECT, what) from error
+        except (OSError, UnicodeError) as error:
             raise self._failure(FailureKind.CONNECT, f"cannot be reached: {error}") from error
+
+    async def _head(self, channel: Channel, wait_s: float, deadline_s: float | None) -> None:
+        left_s = _left_s(deadline_s, self._clock)
+        try:
+            await channel.head(min(wait_s, left_s))
         except TimeoutError:
             if left_s <= wait_s:
                 raise _too_late() from None
             raise self._failure(
                 FailureKind.FIRST_BYTE_TIMEOUT, f"did not answer within {wait_s:g} s"
             ) from None
-        except aiohttp.ClientResponseError as error:
+        except NotHttp as error:
             raise self._failure(FailureKind.MALFORMED, "does not speak HTTP") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._failure(FailureKind.CUT, "closed the connection unanswered") from error
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._is_closed:
-            raise self._failure(FailureKind.CONNECT, "is being taken away")
-        if self._session is None:
-            settings = self.settings
-            self._session = aiohttp.ClientSession(
-                connector=_connector(settings),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=_standing_headers(settings),
-                timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s),
-                trust_env=False,
-                auto_decompress=False,
-                trace_configs=[_way_tracing()],
-            )
-        return self._session
+    def _request(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> bytes:
+        lines = [f"{method} {self._path}{path} HTTP/1.1", self._standing]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body is not None or method != "GET":
+            lines.append(f"content-length: {len(body or b'')}")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1 + self._standing.count("\n"):
+            raise ValueError("a header with a line break in it")  # it would be another header
+        return head.encode() + b"\r\n\r\n" + (body or b"")
 
     def _failure(self, kind: FailureKind, what: str) -> AttemptFailed:
         return AttemptFailed(
@@ -204,43 +218,43 @@ class UpstreamReply:
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        channel: Channel,
+        pool: Pool,
         settings: UpstreamSettings,
         clock: Clock,
         deadline_s: float | None,
     ) -> None:
-        self._response = response
-        self._content = response.content
+        self._channel = channel
+        self._pool = pool
         self._clock = clock
         self._deadline_s = deadline_s
+        self._is_closed = False
         self.settings = settings
-        self.status = response.status
-        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self.status = channel.status
+        self.headers = {
+            name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
+            for name, value in channel.headers
+        }
         # Content has come: from here on another backend cannot take over. Set by whoever reads
         # the stream, for a role or a comment is not content.
         self.has_content = False
 
+    @property
+    def is_at_end(self) -> bool:
+        """All of it has arrived."""
+        return self._channel.is_complete
+
     async def read(self) -> bytes:
         """What has arrived, at least one byte; empty at the end. Raises as `open` does."""
-        try:
-            ready = self._content.read_nowait(-1)
-            if not (ready or self._content.at_eof()):
-                return await self._wait()
-        except (aiohttp.ClientError, OSError) as error:
-            raise self.failure(FailureKind.CUT, "cut the connection") from error
-        if ready and _left_s(self._deadline_s, self._clock) <= 0:
-            raise _too_late()  # it may never pause
-        return ready
-
-    async def _wait(self) -> bytes:
-        settings = self.settings
+        channel = self._channel
+        settings, left_s = self.settings, _left_s(self._deadline_s, self._clock)
         patience_s = settings.idle_timeout_s if self.has_content else settings.first_byte_timeout_s
-        left_s = _left_s(self._deadline_s, self._clock)
+        if channel.has_news and left_s <= 0 and not channel.is_complete:
+            raise _too_late()  # it may never pause
         try:
-            async with asyncio.timeout(min(patience_s, left_s)):
-                return await self._content.readany()
-        except aiohttp.ClientError:
-            raise
+            return await channel.piece(min(patience_s, left_s))
+        except ChannelError as error:
+            raise self.failure(FailureKind.CUT, "cut the connection") from error
         except TimeoutError:
             if left_s <= patience_s:
                 raise _too_late() from None
@@ -278,12 +292,11 @@ class UpstreamReply:
     def close(self) -> None:
         """End it: the connection is kept if all of the answer has been read, else closed now.
 
-        A `read` that waits raises AttemptFailed.
+        A `read` that waits raises AttemptFailed. Idempotent.
         """
-        if self._content.is_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        if not self._is_closed:  # else the connection may be somebody else's by now
+            self._is_closed = True
+            self._pool.give_back(self._channel)
 
     def failure(self, kind: FailureKind, what: str) -> AttemptFailed:
         name = self.settings.name
@@ -296,36 +309,27 @@ class UpstreamReply:
         )
 
 
-@dataclass(slots=True)
-class _Way:
-    """How a request went out."""
-
-    is_kept: bool = False  # on a connection that had been used before
-
-
-def _way_tracing() -> aiohttp.TraceConfig:
-    async def note_kept(
-        session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        params: aiohttp.TraceConnectionReuseconnParams,
-    ) -> None:
-        context.trace_request_ctx.is_kept = True
-
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(note_kept)
-    return tracing
+def _pool(settings: UpstreamSettings) -> Pool:
+    try:
+        address = address_of(
+            settings.url, unix_socket=settings.unix_socket, verify_tls=settings.verify_tls
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"The url of backend {settings.name} is wrong ({error}): {settings.url!r}."
+        ) from None
+    return Pool(
+        address,
+        connections_max=settings.connections_max,
+        keep_alive_s=settings.keep_alive_s,
+    )
 
 
-def _connector(settings: UpstreamSettings) -> aiohttp.BaseConnector:
-    limit, keep_s = settings.connections_max, settings.keep_alive_s
-    if settings.unix_socket is not None:
-        return aiohttp.UnixConnector(settings.unix_socket, limit=limit, keepalive_timeout=keep_s)
-    tls: ssl.SSLContext | bool = settings.verify_tls
-    return aiohttp.TCPConnector(limit=limit, keepalive_timeout=keep_s, ssl=tls)
-
-
-def _standing_headers(settings: UpstreamSettings) -> dict[str, str]:
+def _standing_head(settings: UpstreamSettings) -> str:
+    """The lines that are the same in every request."""
+    parts = urlsplit(settings.url)
     headers = {
+        "host": parts.netloc.rpartition("@")[2],
         "user-agent": "kvota",
         "accept": "application/json, text/event-stream",
         "accept-encoding": "identity",
@@ -333,7 +337,10 @@ def _standing_headers(settings: UpstreamSettings) -> dict[str, str]:
     }
     if settings.api_key is not None:
         headers["authorization"] = f"Bearer {settings.api_key}"
-    return headers
+    elif parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    return "\r\n".join(f"{name}: {value}" for name, value in headers.items())
 
 
 def _left_s(deadline_s: float | None, clock: Clock) -> float:

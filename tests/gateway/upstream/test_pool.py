@@ -1,0 +1,123 @@
+"""Connections to one backend: used again, closed when idle, never too many."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvota.gateway.upstream.channel import Channel
+from kvota.gateway.upstream.pool import Address, Pool, address_of
+
+PATIENCE_S = 20.0
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Server:
+    """Answers every request, and counts."""
+
+    def __init__(self) -> None:
+        self.num_connections = 0
+        self.closed: asyncio.Queue[None] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(ANSWER)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.closed.put_nowait(None)
+            writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[Server, Address]]:
+    counting = Server()
+    listening = await asyncio.start_server(counting.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    yield counting, Address("127.0.0.1", port)
+    listening.close()
+
+
+async def ask(channel: Channel) -> bytes:
+    channel.send(b"GET / HTTP/1.1\r\n\r\n")
+    await channel.head(PATIENCE_S)
+    return await channel.piece(PATIENCE_S)
+
+
+async def test_a_connection_is_used_again_and_the_latest_first(
+    server: tuple[Server, Address],
+) -> None:
+    pool = Pool(server[1], connections_max=2, keep_alive_s=PATIENCE_S)
+    first, second = await pool.take(PATIENCE_S), await pool.take(PATIENCE_S)
+    for channel in (first, second):
+        assert await ask(channel) == b"ok"
+        pool.give_back(channel)
+        pool.give_back(channel)  # once is enough
+    assert await pool.take(PATIENCE_S) is second
+    assert await pool.take(PATIENCE_S) is first
+    assert server[0].num_connections == 2
+    pool.close()
+    for _ in range(2):
+        await asyncio.wait_for(server[0].closed.get(), PATIENCE_S)
+
+
+async def test_what_was_idle_for_long_is_closed(server: tuple[Server, Address]) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=0.02)
+    channel = await pool.take(PATIENCE_S)
+    await ask(channel)
+    pool.give_back(channel)
+    await asyncio.wait_for(server[0].closed.get(), PATIENCE_S)
+    again = await pool.take(PATIENCE_S)
+    assert again is not channel
+    pool.close()
+
+
+async def test_an_answer_that_was_not_read_ends_its_connection(
+    server: tuple[Server, Address],
+) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    channel = await pool.take(PATIENCE_S)
+    channel.send(b"GET / HTTP/1.1\r\n\r\n")
+    await channel.head(PATIENCE_S)
+    pool.give_back(channel)
+    await asyncio.wait_for(server[0].closed.get(), PATIENCE_S)
+    pool.close()
+
+
+async def test_a_place_is_waited_for_and_given_back(server: tuple[Server, Address]) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    channel = await pool.take(PATIENCE_S)
+    with pytest.raises(TimeoutError):
+        await pool.take(0.01)
+    waiting = asyncio.create_task(pool.take(PATIENCE_S))
+    await ask(channel)
+    pool.give_back(channel)
+    assert await waiting is channel
+    pool.close()
+
+
+async def test_a_connection_that_cannot_be_opened_keeps_no_place() -> None:
+    pool = Pool(Address("127.0.0.1", 1), connections_max=1, keep_alive_s=PATIENCE_S)
+    for _ in range(3):
+        with pytest.raises(OSError, match="refused"):
+            await pool.take(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "is_tls"),
+    [
+        ("http://x", "x", 80, False),
+        ("https://x/v1", "x", 443, True),
+        ("http://[::1]:8000/a", "::1", 8000, False),
+        ("http://me:secret@x:1", "x", 1, False),
+    ],
+)
+def test_addresses(url: str, host: str, port: int, is_tls: bool) -> None:
+    address = address_of(url, unix_socket=None, verify_tls=True)
+    assert (address.host, address.port, address.tls is not None) == (host, port, is_tls)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://x:abc", "http://x:99999"])
+def test_urls_that_name_no_address(url: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        address_of(url, unix_socket=None, verify_tls=True)
