@@ -51,7 +51,7 @@ from kvota.engine.mailbox import (
 from kvota.node.comeback import Comeback
 from kvota.node.engine_thread import EngineThread, Events, Steppable
 from kvota.node.ports import RequestStream, RequestView, RunnerState, Waiting
-from kvota.node.where import view_of, why_waiting
+from kvota.node.where import view_of
 
 TICK_S = 0.05
 LOOK_TIMEOUT_S = 2.0

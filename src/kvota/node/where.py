@@ -7,6 +7,7 @@ from kvota.desk.desk import Desk
 from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import DeskSnapshot
 from kvota.desk.ticket import Lane, Stage
+from kvota.desk.waiting import why_waiting
 from kvota.edge.trust import ANONYMOUS
 from kvota.engine.mailbox import RequestState
 from kvota.node.ports import Phase, RequestView
@@ -19,19 +20,6 @@ SHOWN: Final = (
     "long_request_concurrency", "long_kv_share", "queue_timeout_s", "request_timeout_s",
     "first_token_timeout_s", "long_first_token_timeout_s",
 )  # fmt: skip
-
-
-def why_waiting(desk: Desk, request_id: str, seen: DeskSnapshot) -> str:
-    """What a waiting request waits for, in a few plain words. `seen` is the desk's snapshot."""
-    if desk.stage(request_id) is Stage.PAUSED:
-        return "paused for shorter requests"
-    settings = desk.settings
-    if seen.num_choices >= settings.max_running_requests:
-        return f"all {settings.max_running_requests} places are taken"
-    is_long = desk.lane(request_id) is Lane.LONG
-    if is_long and seen.running[Lane.LONG] >= settings.long_request_concurrency:
-        return f"{settings.long_request_concurrency} long requests are running already"
-    return "KV memory"
 
 
 def view_of(
