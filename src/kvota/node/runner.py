@@ -36,6 +36,7 @@ from kvota.desk.desk import Desk
 from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import Expired, Granted, Lease, Overdue, Stage, Ticked, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
+from kvota.desk.waiting import why_waiting
 from kvota.engine.lateness import no_first_token, not_begun, not_complete
 from kvota.engine.mailbox import (
     Cancel,
