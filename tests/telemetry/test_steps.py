@@ -36,6 +36,17 @@ def test_what_is_written_is_read_back() -> None:
     assert record == StepRecord(StepTerms(4, 4 * (8 + 2.0), 1, 21), 0.25)
 
 
+def test_the_gap_is_known_where_somebody_is_in_both_steps() -> None:
+    clock, file = ManualClock(), io.StringIO()
+    recording = RecordingExecutor(SlowExecutor(clock), clock, file)
+    other = StepPlan([Chunk(3, (7,), 20, ())])
+    for plan, before_s in ((PLAN, 0.0), (PLAN, 0.125), (other, 5.0), (other, 0.5)):
+        clock.advance(before_s)
+        recording.execute(plan)
+    gaps = [record.gap for record in read_records(file.getvalue().splitlines())]
+    assert gaps == [None, 0.125, None, 0.5]
+
+
 def test_a_failed_step_passes_on_and_is_not_recorded() -> None:
     clock, file = ManualClock(), io.StringIO()
     executor = SlowExecutor(clock)

@@ -13,7 +13,9 @@ draw with the end token as soon as `min_tokens` allows it. So a workload sets an
 `min_tokens`, by what that field means anyway, and a preempted sequence ends where it would have.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, cycle
 
 from kvota.core.clock import ManualClock
 from kvota.core.plan import Capacity, Chunk, ChunkResult, Draw, Sampled, StepPlan, StepResult
@@ -46,10 +48,24 @@ class StepCost:
 
 
 class StepCostExecutor:
-    """Answers at once and moves `clock` by the step's cost."""
+    """Answers at once and moves `clock` by the step's cost.
 
-    def __init__(self, capacity: Capacity, cost: StepCost, clock: ManualClock) -> None:
-        self.cost = cost
+    `jitter`: factors by which steps take longer, one after another and from the front again,
+    beginning with number `first`. Empty: every step takes what it costs.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        cost: StepCost,
+        clock: ManualClock,
+        jitter: Sequence[float] = (),
+        first: int = 0,
+    ) -> None:
+        self._cost = cost
+        self._jitter: Iterator[float] | None = None
+        if jitter:
+            self._jitter = cycle(chain(jitter[first:], jitter[:first]))
         self._capacity = capacity
         self._clock = clock
         self.busy_s = 0.0
@@ -58,8 +74,13 @@ class StepCostExecutor:
     def capacity(self) -> Capacity:
         return self._capacity
 
+    def next_seconds(self, terms: StepTerms) -> float:
+        """How long the next step takes. To be asked once for each step that is taken."""
+        seconds = self._cost.seconds(terms)
+        return seconds if self._jitter is None else seconds * next(self._jitter)
+
     def execute(self, plan: StepPlan) -> StepResult:
-        seconds = self.cost.seconds(terms_of(plan))
+        seconds = self.next_seconds(terms_of(plan))
         self._clock.advance(seconds)
         self.busy_s += seconds
         return StepResult([_answer(chunk) for chunk in plan.chunks])

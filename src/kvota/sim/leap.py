@@ -172,7 +172,7 @@ class Leaper:
         context = sum(len(one.sequence.tokens) for one in runners)
         durations: list[float] = []
         while len(durations) < most and clock.now() < begin_by_s:
-            seconds = executor.cost.seconds(StepTerms(0, 0.0, len(runners), context))
+            seconds = executor.next_seconds(StepTerms(0, 0.0, len(runners), context))
             clock.advance(seconds)
             durations.append(seconds)
             context += len(runners)

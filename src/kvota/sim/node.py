@@ -1,6 +1,6 @@
 """The node of a simulated world: the live one's parts, over an executor that only counts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -28,6 +28,7 @@ class NodeSettings:
     cost: StepCost
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     prefix_cache: bool = True
+    jitter: Sequence[float] = ()  # of the step cost, as calibrated; beginning anywhere
 
 
 class StepCount:
@@ -53,7 +54,8 @@ class SimulatedNode:
         self, settings: NodeSettings, faults: FaultPlan, clock: ManualClock, rng: Random
     ) -> None:
         capacity, limits = settings.capacity, settings.limits
-        self.executor = StepCostExecutor(capacity, settings.cost, clock)
+        first = rng.randrange(len(settings.jitter)) if settings.jitter else 0
+        self.executor = StepCostExecutor(capacity, settings.cost, clock, settings.jitter, first)
         self.faulty = FaultyExecutor(self.executor, clock, faults, rng)
         executor: Executor = BudgetedExecutor(self.faulty, limits)
         self.cache = KVCache(

@@ -2,13 +2,16 @@
 
 One JSON object a line:
 
-    {"prefill": 384, "attention": 73728.0, "decodes": 12, "context": 5210, "seconds": 0.0412}
+    {"prefill": 384, "attention": 73728.0, "decodes": 12, "context": 5210, "seconds": 0.0412,
+     "gap": 0.0004}
 
 prefill    prompt tokens computed, over all chunks of more than one token
 attention  Σ over those chunks of tokens · (positions before the chunk + tokens / 2)
 decodes    chunks of one token
 context    Σ over those of the positions they attend to
 seconds    the executor's time for the step
+gap        from the end of the step before to the beginning of this one, where somebody is in both:
+           nobody was missing then, so it is what the engine takes between steps
 
 A chunk of one token is a decode wherever it comes from: the model cannot tell the difference.
 """
@@ -36,6 +39,7 @@ class StepTerms:
 class StepRecord:
     terms: StepTerms
     seconds: float
+    gap: float | None = None  # None: the engine may have waited for work
 
 
 def terms_of(plan: StepPlan) -> StepTerms:
@@ -59,15 +63,21 @@ class RecordingExecutor:
         self._executor = executor
         self._clock = clock
         self._file = file
+        self._last_ids: set[int] = set()  # of the sequences in the last step
+        self._last_s = 0.0  # when it ended
 
     @property
     def capacity(self) -> Capacity:
         return self._executor.capacity
 
     def execute(self, plan: StepPlan) -> StepResult:
+        ids = {chunk.sequence_id for chunk in plan.chunks}
         started_s = self._clock.now()
+        gap = started_s - self._last_s if not ids.isdisjoint(self._last_ids) else None
+        self._last_ids = set()
         result = self._executor.execute(plan)
-        write_record(self._file, StepRecord(terms_of(plan), self._clock.now() - started_s))
+        self._last_ids, self._last_s = ids, self._clock.now()
+        write_record(self._file, StepRecord(terms_of(plan), self._last_s - started_s, gap))
         return result
 
 
@@ -80,6 +90,8 @@ def write_record(file: TextIO, record: StepRecord) -> None:
         "context": terms.context,
         "seconds": record.seconds,
     }
+    if record.gap is not None:
+        row["gap"] = record.gap
     file.write(json.dumps(row) + "\n")
 
 
@@ -92,6 +104,7 @@ def read_records(lines: Iterable[str]) -> Iterator[StepRecord]:
                 int(row["prefill"]), float(row["attention"]), int(row["decodes"]),
                 int(row["context"]),
             )  # fmt: skip
-            yield StepRecord(terms, float(row["seconds"]))
-        except (KeyError, TypeError, ValueError) as error:
+            gap = row.get("gap")
+            yield StepRecord(terms, float(row["seconds"]), None if gap is None else float(gap))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} is not a recorded step: {error}") from None
