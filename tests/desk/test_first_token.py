@@ -22,9 +22,9 @@ def taught(patience_s: float, *, is_told_of_cuts: bool, num: int = 400) -> First
         tokens = rng.randint(50, 2_000)
         seconds = true_seconds(tokens, rng)
         if seconds <= patience_s:
-            times.came(tokens, seconds)
+            times.came(tokens, seconds, 0.0)
         elif is_told_of_cuts:
-            times.was_cut(tokens, patience_s)
+            times.was_cut(tokens, patience_s, 0.0)
     return times
 
 
@@ -63,24 +63,24 @@ def test_those_that_were_ended_before_correct_what_only_the_fast_ones_show() -> 
     for _ in range(400):  # the slower the lease, the less of its like is seen
         seconds = true_seconds(slow, rng) * rng.uniform(0.5, 1.5)
         if seconds <= patience_s:
-            blind.came(slow, seconds)
+            blind.came(slow, seconds, 0.0)
     assert blind.bound_s(slow) <= patience_s, "the survivors alone cannot show it"
     told = FirstTokens()
     rng = Random(3)
     for _ in range(400):
         seconds = true_seconds(slow, rng) * rng.uniform(0.5, 1.5)
         if seconds <= patience_s:
-            told.came(slow, seconds)
+            told.came(slow, seconds, 0.0)
         else:
-            told.was_cut(slow, patience_s)
+            told.was_cut(slow, patience_s, 0.0)
     assert told.bound_s(slow) > patience_s
 
 
 def test_the_fastest_is_that_of_a_token_that_came() -> None:
     times = FirstTokens()
-    times.came(100, 1.0)
-    times.came(100, 0.5)
-    times.was_cut(100, 0.1)
+    times.came(100, 1.0, 0.0)
+    times.came(100, 0.5, 0.0)
+    times.was_cut(100, 0.1, 0.0)
     assert times.fastest_s(200) == pytest.approx(1.0)
 
 
@@ -88,21 +88,21 @@ def test_the_fastest_is_that_of_a_token_that_came() -> None:
 
 
 def test_without_cut_values_it_is_the_plain_quantile() -> None:
-    values = [(float(value), False) for value in range(1, 11)]
+    values = [(float(value), False, 1.0) for value in range(1, 11)]
     assert censored_quantile(values, 0.5) == 5.0
     assert censored_quantile(values, 0.9) == 9.0
 
 
 def test_a_cut_value_counts_for_all_that_are_larger() -> None:
     """Kaplan–Meier by hand: 1, 2+, 3, 4: S = 3/4, then 3/4 · 1/2 = 3/8, then 0."""
-    values = [(1.0, False), (2.0, True), (3.0, False), (4.0, False)]
+    values = [(1.0, False, 1.0), (2.0, True, 1.0), (3.0, False, 1.0), (4.0, False, 1.0)]
     assert censored_quantile(values, 0.25) == 1.0
     assert censored_quantile(values, 0.5) == 3.0
     assert censored_quantile(values, 0.7) == 4.0
 
 
 def test_where_all_are_cut_it_is_the_largest() -> None:
-    assert censored_quantile([(2.0, True), (5.0, True), (1.0, True)], 0.9) == 5.0
+    assert censored_quantile([(2.0, True, 1.0), (5.0, True, 1.0), (1.0, True, 1.0)], 0.9) == 5.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=300))
@@ -111,7 +111,38 @@ def test_the_best_speed_is_that_of_the_last_ones_remembered(
 ) -> None:
     times = FirstTokens()
     for number, (tokens, seconds, is_cut) in enumerate(seen, start=1):
-        (times.was_cut if is_cut else times.came)(tokens, float(seconds))
+        (times.was_cut if is_cut else times.came)(tokens, float(seconds), 0.0)
         last = seen[max(number - 128, 0) : number]
         speeds = [took_s / max(read, 1) for read, took_s, cut in last if not cut]
         assert times.fastest_s(7) == min(speeds, default=0.0) * 7
+
+
+def test_weights_count_like_repetitions() -> None:
+    values = [(1.0, False, 1.0), (2.0, False, 3.0), (3.0, True, 2.0), (4.0, False, 2.0)]
+    repeated = [(value, cut, 1.0) for value, cut, times in values for _ in range(int(times))]
+    for share in (0.1, 0.3, 0.5, 0.6, 0.8, 0.9):
+        assert censored_quantile(values, share) == censored_quantile(repeated, share)
+
+
+# --- what is long ago
+
+
+def test_a_slow_minute_is_outweighed_by_a_fast_one() -> None:
+    times, rng = FirstTokens(), Random(5)
+    for number in range(120):
+        tokens = rng.randint(50, 2_000)
+        times.came(tokens, 10 * true_seconds(tokens, rng), number / 2)
+    assert times.bound_s(1_000) > 20
+    for number in range(20):
+        tokens = rng.randint(50, 2_000)
+        times.came(tokens, true_seconds(tokens, rng), 120.0 + 3 * number)
+    assert times.bound_s(1_000) < 1.5 * (TRUE_BASE_S + 1_000 * TRUE_PER_TOKEN_S)
+
+
+def test_a_night_without_requests_makes_it_forget_nothing() -> None:
+    times = FirstTokens()
+    for tokens in (100, 2_000, 300, 1_000) * 5:
+        times.came(tokens, 0.3 + 0.002 * tokens, 0.0)
+    before_s = times.bound_s(5_000)
+    times.came(500, 1.3, 100_000.0)
+    assert times.bound_s(5_000) == pytest.approx(before_s)

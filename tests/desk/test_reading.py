@@ -29,7 +29,7 @@ def test_prompts_that_are_being_read_count_for_those_behind_them() -> None:
     for number in range(4):
         ticket = new_ticket(f"a{number}", prompt_tokens=100, arrived_s=50.0)
         assert isinstance(desk.arrive(ticket, 50.0), Granted)
-    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0)
+    hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.5)
     verdict = desk.arrive(hasty, 50.0)
     assert isinstance(verdict, Refused)
     assert verdict.reason is Refusal.DEADLINE_UNREACHABLE
@@ -37,7 +37,7 @@ def test_prompts_that_are_being_read_count_for_those_behind_them() -> None:
     desk.progress("a0", 1, 51.0)
     desk.progress("a1", 1, 51.0)
     desk.progress("a2", 1, 51.0)
-    assert isinstance(desk.arrive(hasty, 50.0), Granted), "three of the four have been read"
+    assert isinstance(desk.arrive(hasty, 51.0), Granted), "three of the four have been read"
     desk.check()
 
 
@@ -47,6 +47,39 @@ def test_long_prompts_have_a_share_of_their_own_and_are_not_before_a_short_one()
     assert isinstance(desk.arrive(long, 50.0), Granted)
     hasty = new_ticket("hasty", prompt_tokens=100, arrived_s=50.0, first_token_deadline_s=53.0)
     assert isinstance(desk.arrive(hasty, 50.0), Granted)
+
+
+def test_what_has_been_read_of_a_prompt_counts_no_longer() -> None:
+    desk = taught_desk()
+    desk.arrive(new_ticket("a", prompt_tokens=300, arrived_s=50.0), 50.0)
+    for at_s, is_early in ((50.0, True), (52.5, False)):
+        hasty = new_ticket(
+            "hasty", prompt_tokens=100, arrived_s=at_s, first_token_deadline_s=at_s + 2.0
+        )
+        assert isinstance(desk.arrive(hasty, at_s), Refused if is_early else Granted)
+
+
+def test_the_engine_reads_while_a_ticket_waits_so_both_times_are_not_added() -> None:
+    """A place is free in about 10 s. Until then the 8 s of reading before it are long over."""
+    desk = taught_desk(max_running_requests=2, queue_timeout_s=90.0)
+    for number in range(7):
+        desk.arrive(new_ticket(f"past {number}", arrived_s=60.0), 60.0)
+    for name in ("past 0", "past 1"):
+        desk.progress(name, 1, 60.1)
+    for number in range(7):  # the line moves every 10 s
+        at_s = 70.0 + 10 * number
+        for lease in desk.release(f"past {number}", Outcome.COMPLETED, at_s):
+            desk.progress(lease.id, 1, at_s + 0.1)
+    for name, tokens in (("a", 800), ("b", 10)):
+        assert isinstance(
+            desk.arrive(new_ticket(name, prompt_tokens=tokens, arrived_s=140.0), 140.0), Granted
+        )
+    patient, hasty = (
+        new_ticket(name, prompt_tokens=100, arrived_s=140.0, first_token_deadline_s=140.0 + wait_s)
+        for name, wait_s in (("patient", 15.0), ("hasty", 8.0))
+    )
+    assert isinstance(desk.arrive(hasty, 140.0), Refused)
+    assert isinstance(desk.arrive(patient, 140.0), Queued)
 
 
 def test_leases_ended_before_their_first_token_teach_that_it_takes_longer() -> None:
@@ -91,6 +124,32 @@ def test_a_desk_that_has_learned_slowness_lets_one_try_when_nothing_is_before_it
         for name in "pq"
     ]
     assert all(isinstance(desk.arrive(ticket, now), Granted) for ticket in last)
+
+
+def test_a_slow_minute_is_forgotten_within_half_a_fast_one() -> None:
+    """Ten times slower for a minute; then two at a time come, and the engine is as it was."""
+    desk = taught_desk(seconds_per_token=0.005)
+    for number in range(60):
+        at_s = 50.0 + number
+        desk.arrive(new_ticket(f"slow {number}", prompt_tokens=100, arrived_s=at_s), at_s)
+        desk.progress(f"slow {number}", 1, at_s + 5.0)
+        desk.release(f"slow {number}", Outcome.COMPLETED, at_s + 5.0)
+    now, refused_s = 120.0, []
+    for number in range(120):
+        names = [f"x{number}", f"y{number}"]
+        for name in names:
+            ticket = new_ticket(
+                name, prompt_tokens=100, arrived_s=now, first_token_deadline_s=now + 3.0
+            )
+            if isinstance(desk.arrive(ticket, now), Refused):
+                refused_s.append(now)
+        for name in names:
+            if desk.stage(name) is Stage.GRANTED:
+                now += 0.5
+                desk.progress(name, 1, now)
+                desk.release(name, Outcome.COMPLETED, now)
+    assert refused_s
+    assert refused_s[-1] < 150.0
 
 
 def test_what_could_not_be_done_at_the_best_speed_is_refused_even_by_an_idle_engine() -> None:

@@ -334,7 +334,7 @@ class Desk:
         entry.move(Stage.GRANTED)
         entry.granted_s = now
         self._holders.add(entry)
-        self._reading.begin(entry)
+        self._reading.begin(entry, now)
         if is_resumed:
             self._tally.resumed += 1
         else:

@@ -71,7 +71,7 @@ class Refusals:
 
         Probably: of tickets that find what it finds, the quantile of `first_token.py` misses it.
         """
-        first_s = (wait_s or 0.0) + self._first_token_s(entry, is_now=wait_s is None)
+        first_s = self._first_token_s(entry, wait_s, now)
         left_s = entry.due_s - now
         if first_s <= left_s:
             return None
@@ -86,12 +86,12 @@ class Refusals:
         """It may begin now, and would miss its deadline: what it computed would be for nobody."""
         if entry.has_token:
             return False
-        return self._first_token_s(entry, is_now=True) > entry.due_s - now
+        return self._first_token_s(entry, None, now) > entry.due_s - now
 
     def give_up(self, entry: Entry, now: float) -> float:
         """Count a lost ticket as refused. Returns when to come back, in seconds."""
         self._tally.refused[Refusal.DEADLINE_UNREACHABLE] += 1
-        return self._retry_s(entry, self._reading.bound_s(entry) - (entry.due_s - now), now)
+        return self._retry_s(entry, self._reading.bound_s(entry, now) - (entry.due_s - now), now)
 
     def _retry_s(self, entry: Entry, late_s: float, now: float) -> float:
         """When the place of somebody before it is free, for those that come with such patience.
@@ -103,10 +103,14 @@ class Refusals:
             return clamp_retry_s(late_s)
         return self._outlook.promise_place_s(entry, now)
 
-    def _first_token_s(self, entry: Entry, *, is_now: bool) -> float:
-        if is_now and not self._reading.num_before(entry):
+    def _first_token_s(self, entry: Entry, wait_s: float | None, now: float) -> float:
+        """Seconds from now that its first token takes, most probably at most."""
+        if wait_s is not None:
+            num_before = self._line.num_before(entry)
+            return self._reading.bound_in_line_s(entry, wait_s, num_before, now)
+        if self._reading.is_idle(entry):
             return self._reading.fastest_s(entry)
-        return self._reading.bound_s(entry)
+        return self._reading.bound_s(entry, now)
 
     def _refuse(self, reason: Refusal, retry_after_s: float, message: str) -> Refused:
         self._tally.refused[reason] += 1
