@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 
 from kvota.core.errors import Outcome
-from kvota.gateway.calls import Call, outcome_of_code
+from kvota.gateway.calls import Call, Work, outcome_of_code
 
 
-def call(**fields: float | int) -> Call:
+def call(**fields: Any) -> Call:
     made = Call(id="i", client_id="i", endpoint="chat", arrived_s=10.0, address=None)
     for name, value in fields.items():
         setattr(made, name, value)
@@ -21,6 +23,20 @@ def test_times_are_told_from_the_arrival() -> None:
     done = call(ended_s=15.0, first_token_s=11.0, output_tokens=5)
     assert (done.total_s, done.ttft_s, done.time_per_output_token_s) == (5.0, 1.0, 1.0)
     assert call(ended_s=15.0).ttft_s is None
+
+
+def test_an_embedding_is_read_and_has_no_first_token() -> None:
+    answered = call(work=Work.EMBEDDING, first_token_s=11.0, prompt_tokens=7)
+    assert (answered.read_tokens, answered.ttft_s, answered.is_owed) == (7, None, True)
+    left = call(work=Work.EMBEDDING, has_begun=True, prompt_tokens=7)
+    assert (left.read_tokens, left.is_owed) == (0, True)
+    refused = call(work=Work.EMBEDDING, prompt_tokens=7)
+    assert (refused.read_tokens, refused.is_owed) == (0, False)
+
+
+def test_a_prompt_counts_once_something_came_of_it() -> None:
+    assert call(prompt_tokens=7).read_tokens == 0
+    assert call(prompt_tokens=7, output_tokens=1).read_tokens == 7
 
 
 @pytest.mark.parametrize(
