@@ -1,5 +1,7 @@
 """The bill of a GPU against what vLLM has printed at start, as users have published it."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvota.kv.layout import CacheType
@@ -63,9 +65,39 @@ def test_larger_steps_take_more_activations() -> None:
     assert len(set(sizes)) == 3
 
 
-# Resident memory that `load_model` added to a process, MB. The rates behind it come from others.
-@pytest.mark.parametrize(("method", "megabytes"), [("f32", 1199), ("f16", 1470), ("int8", 452)])
+# Resident memory that `load_model` added to a process, MB.
+@pytest.mark.parametrize(
+    ("method", "megabytes"), [("f32", 1199), ("f16", 1470), ("int8", 452), ("int4", 432)]
+)
 def test_the_default_model_is_held_as_was_measured(method: str, megabytes: float) -> None:
     shape = known_model("smollm2-135m")
+    held = resident_weights(shape, matrices_of(shape), CPU_METHODS[method])
+    assert held / 1e6 == pytest.approx(megabytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "mlp", "method", "megabytes"),
+    [
+        (12, 512, 1536, "int8", 154.5),
+        (12, 512, 1536, "int4", 148.6),
+        (6, 1024, 1536, "int4", 170.6),
+        (8, 1024, 4096, "f32", 1128.1),
+        (6, 2048, 5632, "int8", 775.3),
+        (6, 2048, 5632, "int4", 564.4),
+    ],
+)
+def test_llamas_of_other_sizes_are_held_as_was_measured(
+    layers: int, hidden: int, mlp: int, method: str, megabytes: float
+) -> None:
+    heads = hidden // 64
+    shape = replace(
+        known_model("smollm2-135m"),
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        mlp_size=mlp,
+        vocab_size=320,
+    )
     held = resident_weights(shape, matrices_of(shape), CPU_METHODS[method])
     assert held / 1e6 == pytest.approx(megabytes, rel=0.02)
