@@ -19,6 +19,7 @@ help:
 	@echo "make chaos   a gateway under load while everything around it breaks (three minutes)"
 	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
 	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
+	@echo "make bench-tools     our load tester beside aiperf, the planner beside real memory bills (minutes)"
 	@echo "make test-vllm       real vLLM and llama.cpp servers behind the gateway (gigabytes)"
 	@echo "make bench-desk   the desk, simulated and on the real server (over an hour; ARGS=--help)"
 
@@ -50,10 +51,14 @@ bench: $(VENV)/.run .venv-bench/.done
 bench-desk: $(VENV)/.run
 	$(BIN)/python -m bench.desk $(ARGS)
 
-.PHONY: bench-gateway chaos fuzz-gateway test-vllm
+.PHONY: bench-gateway bench-tools chaos fuzz-gateway test-vllm
 
 bench-gateway: $(VENV)/.dev .venv-litellm/.done
 	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-tools: $(VENV)/.dev .venv-aiperf/.done .venv-vllm/.done
+	$(BIN)/python -m bench.tester_vs_aiperf
+	$(BIN)/python -m bench.plan_vs_measured
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m bench.chaos --minutes 3 $(ARGS)
@@ -69,6 +74,11 @@ test-vllm: $(VENV)/.dev .venv-vllm/.done .venv-llamacpp/.done
 	test -x .venv-litellm/bin/python || $(PYTHON) -m venv .venv-litellm
 	.venv-litellm/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/litellm.lock \
 	  || echo "LiteLLM cannot be installed here; its row will say so"
+	@touch $@
+
+.venv-aiperf/.done: requirements/aiperf.lock
+	test -x .venv-aiperf/bin/python || $(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/aiperf.lock
 	@touch $@
 
 .venv-llamacpp/.done: requirements/llamacpp.lock
@@ -97,10 +107,10 @@ golden: .venv-golden/.done
 	@touch $@
 
 lock:
-	for name in run dev bench litellm llamacpp; do \
+	for name in run dev bench litellm llamacpp aiperf; do \
 	  uv pip compile -q --universal --generate-hashes --python-version 3.11 \
 	    --custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.lock || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-golden .venv-litellm .venv-llamacpp .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-aiperf .venv-bench .venv-golden .venv-litellm .venv-llamacpp .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
