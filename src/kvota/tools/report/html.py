@@ -19,7 +19,7 @@ from kvota.core.errors import KvotaError
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 860px; margin: 2.5rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 980px; margin: 2.5rem auto;
        padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .3rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; }
@@ -31,7 +31,7 @@ dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums;
         margin: .6rem 0; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
+th, td { padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-align: right;
          white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { font-weight: 600; }
