@@ -19,9 +19,9 @@ matrix and packs it again for its kernels. Of resident memory:
     fixed          48 MB, and 1,000 bytes a vocabulary entry: tokenizer and grammar
 
 Fitted to 46 loads: Llamas of 2 to 30 layers, hidden sizes 512 to 2048 and MLPs of 1536 to 5632 in
-f32, int8 and int4, and SmolLM2-135M with its own vocabulary in these and f16. 44 are met within 5 %;
-two of 768 × 4096 in int4 take 7 % more. In int4, a matrix of fewer than 2²¹ parameters takes half a
-byte more for each.
+f32, int8 and int4, and SmolLM2-135M with its own vocabulary in these and f16. 44 are met within
+5 %; two of 768 × 4096 in int4 take 7 % more. In int4, a matrix of fewer than 2²¹ parameters takes
+half a byte more for each.
 """
 
 from collections.abc import Mapping
