@@ -3,7 +3,7 @@
 uvicorn's protocol reads headers of any size for any time. Here a connection that sends too many
 bytes of headers, dawdles over them, or speaks something else than HTTP is answered in the same
 JSON as every other error and closed; and beyond a number of open connections new ones are refused.
-A request may have its connection cut, for a client that does not read.
+A request may ask about its connection and have it cut (`exchange.ClientConnection`).
 
     nothing, or a part of the headers        closed after HEADERS_TIMEOUT_S
     a part of the body                       the application answers (`exchange.py`), or the answer
@@ -15,6 +15,7 @@ What trickles in does not wind these clocks up again.
 
 import asyncio
 from asyncio import TimerHandle
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from kvota.edge.exchange import CUT
+from kvota.edge.exchange import CONNECTION
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
@@ -44,9 +45,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._is_reading_headers = False
         self._headers_timer: TimerHandle | None = None
+        self._tell_lost: Callable[[], None] | None = None
+        self._is_lost = False
+        self._joining: _JoiningTransport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._joining = _JoiningTransport(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(503, "too_many_connections", "Too many connections are open.")
             return
@@ -55,6 +60,9 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._tell_lost is not None:
+            self._tell_lost()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -68,7 +76,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"now": self._cut}}
+        self.scope["extensions"] = {CONNECTION: {"it": self}}
         self._num_header_bytes = 0
         self._is_reading_headers = True
 
@@ -78,6 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._check_headers(num_bytes):
             super().on_headers_complete()
+            if self.cycle is not None:
+                self.cycle.transport = self._joining  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -89,11 +99,32 @@ class BoundedConnection(HttpToolsProtocol):
         """What is not HTTP gets the same kind of answer as every other mistake."""
         self._refuse(400, "invalid_request", msg)
 
-    def _cut(self) -> None:
-        """End at once, with whatever has not been sent yet."""
+    # --- exchange.ClientConnection
+
+    def cut(self) -> None:
         if self.cycle is not None:
             self.cycle.disconnected = True  # an answer that stops here is not the application's bug
         self.transport.abort()
+
+    def has_body(self) -> bool:
+        return self.cycle is not None and not self.cycle.more_body
+
+    def is_writable(self) -> bool:
+        return not self.flow.write_paused
+
+    def hold_head(self) -> None:
+        assert self._joining is not None
+        self._joining.holds_next = True
+
+    def when_lost(self, tell: Callable[[], None] | None) -> None:
+        self._tell_lost = tell
+        if tell is None:
+            return
+        self.flow.resume_reading()  # a large body may have stopped it, and then nothing is noticed
+        if self._is_lost:
+            tell()
+
+    # --- limits
 
     def _is_in_body(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -136,3 +167,29 @@ class BoundedConnection(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+
+class _JoiningTransport:
+    """The transport as an answer sees it: its head may wait for its body, to save a system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self.holds_next = False
+
+    def write(self, data: bytes) -> None:
+        if self.holds_next:
+            self.holds_next = False
+            self._held = data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._held:
+            self.write(b"")
+        self._transport.close()

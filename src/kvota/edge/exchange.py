@@ -2,7 +2,7 @@
 
     receive ─▶ body() ─▶ … work … ─▶ respond()            one JSON answer
                   │                └▶ write() · write()    a stream, opened by its first write
-                  └▶ watch(): a disconnect calls `on_gone`, and so does a reader that stalls
+                  └▶ watched(): a disconnect calls `on_gone`, and so does a reader that stalls
 
 A reader stalls when it takes nothing for `send_timeout_s`. Its connection is cut at once: closing
 it in good order would wait for the very reader, and keep what it has not taken for as long.
@@ -14,8 +14,8 @@ after it.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -25,12 +25,31 @@ from kvota.edge.problems import RawHeaders
 from kvota.edge.settings import EdgeSettings
 from kvota.wire import sse
 
-# The ASGI extension by which the server lets an exchange cut its connection; see connection.py.
-CUT: Final = "kvota.cut"
+# The ASGI extension that hands over the ClientConnection; see connection.py.
+CONNECTION: Final = "kvota.connection"
 PIECE_BYTES: Final = 64 * 1024  # an answer is handed over in pieces, so that a stall shows
 
 _JSON: Final = (b"content-type", b"application/json")
 _Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
+
+
+class ClientConnection(Protocol):
+    """What a server of ours tells of the connection that a request came on, and does to it."""
+
+    def cut(self) -> None:
+        """End it at once, with whatever has not been sent yet."""
+
+    def has_body(self) -> bool:
+        """All of the request has arrived. False: not yet, or nobody knows."""
+
+    def is_writable(self) -> bool:
+        """A send will not wait for the client."""
+
+    def hold_head(self) -> None:
+        """The next write, of status and headers, is to go out together with the one after it."""
+
+    def when_lost(self, tell: Callable[[], None] | None) -> None:
+        """Call `tell` once the client has gone; at once if it has. None: nobody asks any more."""
 
 
 class Exchange:
@@ -40,7 +59,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
-        self._cut = _cut_of(scope)
+        self._connection = _connection_of(scope)
         self._sending = asyncio.Lock()
         self._last_write_s = asyncio.get_running_loop().time()
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -61,6 +80,8 @@ class Exchange:
         declared = self.request_headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
+        if self._connection is not None and self._connection.has_body():
+            return await self._read_body(limit)  # without a pause
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 return await self._read_body(limit)
@@ -91,6 +112,12 @@ class Exchange:
         encoding = self.request_headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"", b"identity"):
             raise UnsupportedMediaType("Compressed bodies are not read; send plain JSON.")
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        """Notice within the block that the client goes away. After body()."""
+        if self._connection is None:
+            return beside(self.watch())
+        return _Watched(self._connection, self._leave)
 
     async def watch(self) -> None:
         """Wait for the client to go away. Run beside the work, after body()."""
@@ -149,46 +176,66 @@ class Exchange:
 
     async def _deliver(self, content: bytes, *, more: bool, opening: _Opening) -> None:
         """Pass it on in order, each piece whole; sends wait while the client does not read."""
+        connection = self._connection
+        if connection is not None and connection.is_writable() and not self._sending.locked():
+            await self._pass(content, more=more, opening=opening)  # without a pause
+            return
         try:
             async with self._sending, asyncio.timeout(self._settings.send_timeout_s):
-                if not self._is_open:
-                    status, headers = opening
-                    await self._send(
-                        {
-                            "type": "http.response.start",
-                            "status": status,
-                            "headers": [*headers, *self.headers],
-                        }
-                    )
-                    self._is_open = True
-                await self._send({"type": "http.response.body", "body": content, "more_body": more})
-                self._is_answered = not more
+                await self._pass(content, more=more, opening=opening)
         except TimeoutError:
             self.is_stalled = True
             self._leave()
-            self._cut()
+            if connection is not None:  # else it stays until the client closes it
+                connection.cut()
             raise ClientClosed(
                 f"The client read nothing for {self._settings.send_timeout_s:g} s."
             ) from None
+
+    async def _pass(self, content: bytes, *, more: bool, opening: _Opening) -> None:
+        if not self._is_open:
+            status, headers = opening
+            if self._connection is not None:
+                self._connection.hold_head()
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": status,
+                    "headers": [*headers, *self.headers],
+                }
+            )
+            self._is_open = True
+        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        self._is_answered = not more
+
+
+class _Watched:
+    """As long as the block runs, `leave` is called when the connection is lost."""
+
+    def __init__(self, connection: ClientConnection, leave: Callable[[], None]) -> None:
+        self._connection = connection
+        self._leave = leave
+
+    async def __aenter__(self) -> None:
+        self._connection.when_lost(self._leave)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._connection.when_lost(None)
 
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
 
 
-def _cut_of(scope: Scope) -> Callable[[], None]:
-    """How to cut the connection; on a server that cannot, it stays until the client closes it."""
-    extension = (scope.get("extensions") or {}).get(CUT)
-    cut: Callable[[], None] = extension["now"] if extension else _nothing_to_cut
-    return cut
+def _connection_of(scope: Scope) -> ClientConnection | None:
+    """None on a server that is not ours."""
+    extension = (scope.get("extensions") or {}).get(CONNECTION)
+    connection: ClientConnection | None = extension["it"] if extension else None
+    return connection
 
 
 def _nobody_asks() -> None:
     """What happens on a disconnect before any work has begun."""
-
-
-def _nothing_to_cut() -> None:
-    """What a server without the extension does about a reader that stalls."""
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
 from kvota.edge.arrival import Arrivals, client_id
-from kvota.edge.exchange import Exchange, beside
+from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.edge.settings import EdgeSettings
 from kvota.gateway.attempts import Asked, Body
@@ -102,7 +102,7 @@ class GatewayEndpoint(Endpoint, Generic[T]):
         caller = parts.entrance.admit(exchange.request_headers, call)
         arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
         content = await exchange.body()
-        async with beside(exchange.watch()):
+        async with exchange.watched():
             body = self._decoder.decode(content)
             asked = Asked(
                 path=self._path, content=content, body=body, arrival=arrival, caller=caller,
