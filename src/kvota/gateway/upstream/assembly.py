@@ -11,6 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from kvota.gateway.upstream.likeness import Likeness
+
 _JOINED: Final = frozenset(
     {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments"}
 )
@@ -46,10 +48,18 @@ class Assembler:
     def __init__(self) -> None:
         self._head: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
+        self._likeness = Likeness()
+        self._texts: list[str] = []  # of chunks that were alike, not joined yet
         self.num_bytes = 0
 
     def add(self, value: bytes) -> None:
         self.num_bytes += len(value)
+        text = self._likeness.text(value)
+        if text is not None:
+            self._texts.append(text)
+            return
+        self._join_texts()
+        self._likeness.learn(value)
         chunk: dict[str, Any] = msgspec.json.decode(value)
         for part in chunk.pop("choices", ()):
             choice = self._choices.setdefault(part.get("index", 0), {"index": 0})
@@ -60,10 +70,19 @@ class Assembler:
 
     def body(self, usage: Mapping[str, Any]) -> AssembledBody:
         """Raises msgspec.MsgspecError when the top level is not what it must be."""
+        self._join_texts()
         choices = [_finished(self._choices[index]) for index in sorted(self._choices)]
         kind = str(self._head.get("object", "")).removesuffix(".chunk")
         fields = {**self._head, "object": kind, "choices": choices, "usage": dict(usage)}
         return msgspec.convert(fields, AssembledBody)
+
+    def _join_texts(self) -> None:
+        """Chunks that were alike say nothing new but their texts."""
+        if self._texts:
+            choice, field = self._choices[self._likeness.choice], self._likeness.field
+            holder = choice["delta"] if field == "content" else choice
+            holder[field] = _joined(field, holder.get(field), "".join(self._texts))
+            self._texts.clear()
 
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:

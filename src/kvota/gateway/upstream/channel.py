@@ -61,11 +61,6 @@ class Channel(asyncio.Protocol):
         is_over = self.is_complete and not self._pieces
         return is_over and self._keeps_alive and self._error is None
 
-    @property
-    def has_news(self) -> bool:
-        """`piece` has something to return at once."""
-        return bool(self._pieces) or self.is_complete
-
     def send(self, request: bytes) -> None:
         """Begin the next exchange."""
         assert self._transport is not None

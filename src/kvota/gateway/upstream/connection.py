@@ -249,7 +249,7 @@ class UpstreamReply:
         channel = self._channel
         settings, left_s = self.settings, _left_s(self._deadline_s, self._clock)
         patience_s = settings.idle_timeout_s if self.has_content else settings.first_byte_timeout_s
-        if channel.has_news and left_s <= 0 and not channel.is_complete:
+        if left_s <= 0 and not channel.is_complete:
             raise _too_late()  # it may never pause
         try:
             return await channel.piece(min(patience_s, left_s))

@@ -30,6 +30,7 @@ from kvota.gateway.upstream.chunks import (
     without_choices,
     without_usage,
 )
+from kvota.gateway.upstream.likeness import Likeness
 
 DONE: Final = b"[DONE]"
 BYTES_PER_TOKEN: Final = 4  # of an answer that came whole and without usage
@@ -124,6 +125,8 @@ class Passage:
         self._num_seen = 0  # tokens, counted from chunks
         self._usage: bytes | None = None  # the usage object, as it came
         self._like: bytes | None = None  # a chunk of this stream
+        self._likeness = Likeness()  # of chunks that are counted and changed alike
+        self._hides_null = False  # their usage, which is null
         self._renamings: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
@@ -135,6 +138,8 @@ class Passage:
         """What the client gets for it, if anything. Raises BrokenEvent, ErrorEvent, or whatever
         the filter raises.
         """
+        if self._likeness.text(value) is not None:
+            return self._take_alike(value, now)
         if value == DONE:
             self.is_done = True
             return None
@@ -151,7 +156,21 @@ class Passage:
             raise BrokenEvent("one chunk speaks of a choice twice")
         ended = self._ended_before(parts)
         self._count(parts, chunk.usage, ended, now)
+        if self._filter is None and not ended and self.has_content and self._likeness.learn(value):
+            self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
+
+    def _take_alike(self, value: bytes, now: float) -> bytes | None:
+        """What `take` does with one more text of a choice, and nothing else in the chunk."""
+        choice, tally = self._likeness.choice, self.tally
+        if choice in tally.finish_reasons:
+            return None
+        self._produced[choice] += 1
+        tally.last_token_s = now
+        self._num_seen += 1
+        tally.output_tokens += 1
+        self._news[choice] = False
+        return self._renamed(without_usage(value) if self._hides_null else value)
 
     def report(self) -> None:
         """Tell the watcher how far each choice is: once for all that arrived together."""
@@ -269,14 +288,16 @@ class Passage:
             if remaining is None:
                 return None
             value = remaining
-        if not self._ask.wants_running_usage and self._must_hide(chunk.usage):
+        if self._hides(chunk.usage):
             value = without_usage(value)
         if self._filter is not None:
             value = with_texts(value, self._filtered)
         return self._renamed(value)
 
-    def _must_hide(self, usage: msgspec.Raw) -> bool:
+    def _hides(self, usage: msgspec.Raw) -> bool:
         """A null is what OpenAI sends to whoever asked for usage, and to nobody else."""
+        if self._ask.wants_running_usage:
+            return False
         said = bytes(usage)
         return bool(said) and not (said == b"null" and self._ask.wants_usage)
 

@@ -1,0 +1,84 @@
+"""Chunks that differ from an earlier one in nothing but their text, told apart without decoding.
+
+    {"id":"x", … "choices":[{"index":0,"delta":{"content":"  ← head, text, tail →  "}}]}
+
+Most chunks of a stream are like that. One of them is decoded and looked at; of each that begins and
+ends with the same bytes everything is known but the text, and that is taken as it stands. Anything
+else, an escape inside the text included, is for the decoder.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+_TEXT: Final = re.compile(rb'"(?:content|text)" ?: ?"([^"\\\x00-\x1f]+)"')
+_PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_NUM_LOOKS_MAX: Final = 4  # a stream whose chunks are never alike is not looked at for ever
+
+
+class Likeness:
+    """Of one stream."""
+
+    def __init__(self) -> None:
+        self._head = self._tail = b""
+        self._num_looks = 0
+        self.choice = 0  # that the chunks speak of
+        self.field = ""  # the name of their text
+
+    def learn(self, value: bytes) -> bool:
+        """Take a chunk, which has been decoded without complaint, for the pattern; if it can be.
+
+        It can if it says one text of one choice, and nothing else that adds up over chunks.
+        """
+        if self._num_looks >= _NUM_LOOKS_MAX:
+            return False
+        self._num_looks += 1
+        found = list(_TEXT.finditer(value))
+        simple = _only_text(value) if len(found) == 1 else None
+        if simple is None or simple[2].encode() != found[0][1]:
+            return False
+        self.choice, self.field, _ = simple
+        begin, end = found[0].span(1)
+        self._head, self._tail = value[:begin], value[end:]
+        return True
+
+    def text(self, value: bytes) -> str | None:
+        """The text of a chunk like the one learned; None: decode it."""
+        head, tail = self._head, self._tail
+        if not (head and value.startswith(head) and value.endswith(tail)):
+            return None
+        begin, end = len(head), len(value) - len(tail)
+        if begin >= end or _PLAIN.fullmatch(value, begin, end) is None:
+            return None
+        try:
+            return value[begin:end].decode()
+        except UnicodeDecodeError:
+            return None
+
+
+def _only_text(value: bytes) -> tuple[int, str, str] | None:
+    """Choice, field and text of a chunk of which no other part adds up over chunks."""
+    try:
+        chunk: dict[str, Any] = msgspec.json.decode(value)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None  # in what nobody looks at
+    choices = chunk.pop("choices", None)
+    if not (isinstance(choices, list) and len(choices) == 1 and _is_flat(chunk)):
+        return None
+    if chunk.get("usage") is not None or chunk.get("error") is not None:
+        return None
+    part = choices[0]
+    index, delta = part.pop("index", 0), part.pop("delta", None)
+    holder, field = (part, "text") if delta is None else (delta, "content")
+    text = holder.pop(field, None)
+    if delta is not None and isinstance(delta.get("role"), str):
+        del delta["role"]
+    others = [*part.values(), *(delta or {}).values()]
+    if not isinstance(text, str) or any(one is not None for one in others):
+        return None
+    return index, field, text
+
+
+def _is_flat(fields: dict[str, Any]) -> bool:
+    return not any(isinstance(one, dict | list) for one in fields.values())
