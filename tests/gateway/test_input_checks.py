@@ -52,6 +52,7 @@ def user(content: Any) -> dict[str, Any]:
 )
 def test_what_is_within_all_limits_passes(request_: ChatRequest | CompletionRequest) -> None:
     check_input(request_, LIMITS)
+    check_input(request_, LIMITS, msgspec.json.encode(request_))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ for the backend (`verdict_of`).
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from kvota.core.clock import Clock
@@ -52,7 +53,7 @@ _FAILURES: Final[Mapping[FailureKind, Failure]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """A request, read and understood as far as the gateway needs to."""
 
@@ -68,6 +69,11 @@ class Asked:
     @property
     def is_stream(self) -> bool:
         return bool(self.body.stream)
+
+    @cached_property
+    def estimated_prompt_tokens(self) -> int:
+        """By its bytes: for the limits, and for a desk here."""
+        return estimate(self.content)
 
     # --- as a Question
 
@@ -181,7 +187,7 @@ class Attempt:
         asked, backend = self._asked, self._target.backend
         if backend.desk is None:
             return asked.max_tokens or self._output_tokens_assumed
-        tokens = estimate(asked.content)
+        tokens = asked.estimated_prompt_tokens
         if tokens > backend.estimate_max_tokens:
             tokens = (await backend.counter(self._target.model).count(asked.content)).tokens
         self._call.prompt_tokens = tokens

@@ -27,7 +27,6 @@ from kvota.gateway.live import Rules
 from kvota.gateway.policy.tasks import Prompt
 from kvota.gateway.routes import Route
 from kvota.gateway.settings import AUTO
-from kvota.gateway.upstream.counting import estimate
 from kvota.wire.openai import ChatRequest, Message
 
 _CALLERS_FAULT: Final = frozenset({Outcome.INVALID, Outcome.DENIED, Outcome.RATE_LIMITED})
@@ -87,7 +86,7 @@ class Entrance:
         `check` raises for a body that is wrong whatever its model is.
         """
         route = self._route(asked, call, rules, check)
-        check_input(asked.body, rules.input_limits)
+        check_input(asked.body, rules.input_limits, asked.content)
         self.search(asked.body, call, rules)
         tokens = 0
         if not _is_unlimited(asked.caller):
@@ -168,7 +167,7 @@ def text_of(message: Message) -> str:
 
 def _estimated_tokens(asked: Asked, output_assumed: int) -> int:
     output = output_assumed if asked.max_tokens is None else asked.max_tokens
-    return estimate(asked.content) + asked.num_choices * output
+    return asked.estimated_prompt_tokens + asked.num_choices * output
 
 
 def _is_unlimited(caller: Caller) -> bool:

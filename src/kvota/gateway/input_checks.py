@@ -29,16 +29,24 @@ class InputLimits:
     num_inputs_max: int = 2048  # texts to embed
 
 
-def check_input(request: ChatRequest | CompletionRequest, limits: InputLimits) -> None:
-    """Raises InvalidRequest or OutputTooLong, with the field, the limit and what was asked."""
-    _check_nesting(request, limits.nesting_max)
+def check_input(
+    request: ChatRequest | CompletionRequest, limits: InputLimits, content: bytes | None = None
+) -> None:
+    """Raises InvalidRequest or OutputTooLong, with the field, the limit and what was asked.
+
+    `content` is the request's body. Most are too short, and have too few brackets, for anything
+    inside to be over its limit; those are not looked through.
+    """
+    if content is None or content.count(b"[") + content.count(b"{") > limits.nesting_max:
+        _check_nesting(request, limits.nesting_max)
+    is_short = content is not None and len(content) <= limits.prompt_characters_max
     if isinstance(request, ChatRequest):
         _check_messages(request.messages or [], limits.num_messages_max)
-        length = num_characters([request.messages, request.tools])
+        length = 0 if is_short else num_characters([request.messages, request.tools])
         check_length("messages", length, limits.prompt_characters_max)
         _check_choices(request.n or 1, "n", limits.num_choices_max)
     else:
-        length = num_characters(request.prompt)
+        length = 0 if is_short else num_characters(request.prompt)
         check_length("prompt", length, limits.prompt_characters_max)
         num_choices = (request.n or 1) * num_prompts(request.prompt)
         _check_choices(num_choices, "prompt", limits.num_choices_max)
