@@ -54,6 +54,7 @@ def run(read: ReadSettings, node: NodePlan | None) -> int:
             read=reread,
             environment=os.environ,
             node=node,
+            trace_endpoint=server.trace_endpoint,
         )
     )
 

@@ -1,15 +1,18 @@
 """One trace per request, with a span for each stage that it reached."""
 
 import sys
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvota.core.errors import ConfigError
 from kvota.telemetry.otel import OtelTracing
-from kvota.telemetry.trace import NoTracing, RequestTimes, Stage, new_tracing, stages
+from kvota.telemetry.trace import RequestTimes, Stage, TraceContext, new_tracing, stages
 
 WHOLE = RequestTimes(
     arrived_unix_s=1000.0, queued_at_s=0.125, granted_at_s=0.5, first_token_at_s=1.0,
@@ -20,7 +23,7 @@ WHOLE = RequestTimes(
 def recorded(times: RequestTimes, traceparent: str | None = None) -> dict[str, ReadableSpan]:
     exporter = InMemorySpanExporter()
     tracing = OtelTracing(SimpleSpanProcessor(exporter))
-    tracing.record(times, traceparent)
+    tracing.record(times, TraceContext.begin(traceparent, Random(1)))
     tracing.close()
     return {span.name: span for span in exporter.get_finished_spans()}
 
@@ -65,18 +68,68 @@ def test_spans_hang_under_one_request_with_its_times() -> None:
     )
 
 
-def test_the_clients_trace_is_gone_on_with() -> None:
-    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    request = recorded(WHOLE, f"00-{trace_id}-{span_id}-01")["request"]
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize("header", [f"00-{TRACE_ID}-{SPAN_ID}-01", f"42-{TRACE_ID}-{SPAN_ID}-01-x"])
+def test_the_clients_trace_is_gone_on_with(header: str) -> None:
+    request = recorded(WHOLE, header)["request"]
     assert request.context is not None
     assert request.parent is not None
-    assert f"{request.context.trace_id:032x}" == trace_id
-    assert f"{request.parent.span_id:016x}" == span_id
+    assert f"{request.context.trace_id:032x}" == TRACE_ID
+    assert f"{request.parent.span_id:016x}" == SPAN_ID
 
 
-@pytest.mark.parametrize("given", ["", "nonsense", "00-0-0-0", "ff-" + "a" * 32 + "-" + "b" * 16])
-def test_a_malformed_traceparent_is_passed_over(given: str) -> None:
-    assert recorded(WHOLE, given)["request"].parent is None
+def test_who_a_request_is_sent_on_to_is_told_the_span_that_is_recorded_later() -> None:
+    context = TraceContext.begin(None, Random(1))
+    exporter = InMemorySpanExporter()
+    tracing = OtelTracing(SimpleSpanProcessor(exporter))
+    next_hop = TraceContext.begin(context.traceparent, Random(2))
+    tracing.record(WHOLE, next_hop)
+    tracing.record(WHOLE, context)
+    tracing.close()
+    inner, outer = [span for span in exporter.get_finished_spans() if span.name == "request"]
+    assert inner.context is not None
+    assert outer.context is not None
+    assert inner.parent is not None
+    assert inner.context.trace_id == outer.context.trace_id
+    assert inner.parent.span_id == outer.context.span_id != inner.context.span_id
+    assert outer.parent is None
+
+
+def test_what_the_client_does_not_want_sampled_is_not_and_others_hear_of_it() -> None:
+    context = TraceContext.begin(f"00-{TRACE_ID}-{SPAN_ID}-00", Random(1))
+    assert context.traceparent.startswith(f"00-{TRACE_ID}-")
+    assert context.traceparent.endswith("-00")
+    assert recorded(WHOLE, f"00-{TRACE_ID}-{SPAN_ID}-00") == {}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "nonsense",
+        "00-0-0-0",
+        f"ff-{TRACE_ID}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{SPAN_ID}-01-x",
+        f"00-{TRACE_ID.upper()}-{SPAN_ID}-01",
+        f"00-{'0' * 32}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{'0' * 16}-01",
+        f"00-{TRACE_ID}-{SPAN_ID}-01\n",
+    ],
+)
+def test_a_malformed_traceparent_begins_a_trace_anew(header: str) -> None:
+    request = recorded(WHOLE, header)["request"]
+    assert request.parent is None
+    assert request.context is not None
+    assert f"{request.context.trace_id:032x}" != TRACE_ID
+
+
+@given(st.text(max_size=80), st.integers())
+def test_any_header_gives_a_context_that_can_be_sent_on(header: str, seed: int) -> None:
+    context = TraceContext.begin(header, Random(seed))
+    again = TraceContext.begin(context.traceparent, Random(seed + 1))
+    assert (again.trace_id, again.parent_id) == (context.trace_id, context.span_id)
 
 
 def test_a_failure_is_marked() -> None:
@@ -85,10 +138,7 @@ def test_a_failure_is_marked() -> None:
 
 
 def test_nobody_asked_means_nothing_is_made() -> None:
-    tracing = new_tracing(None)
-    tracing.record(WHOLE, None)
-    tracing.close()
-    assert isinstance(tracing, NoTracing)
+    assert new_tracing(None, service="x") is None
 
 
 def test_without_the_extra_the_operator_is_told_what_to_install(
@@ -96,4 +146,4 @@ def test_without_the_extra_the_operator_is_told_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(ConfigError, match=r"kvota\[tracing\]"):
-        new_tracing("http://127.0.0.1:1/v1/traces")
+        new_tracing("http://127.0.0.1:1/v1/traces", service="x")

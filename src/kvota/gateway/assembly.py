@@ -182,6 +182,7 @@ class Gateway:
                 usage=stores.usage, journal=stores.journal, tracing=stores.tracing,
             ),
             prefix_numbers=None if stores.journal is None else new_prefix_numbers(),
+            is_traced=stores.tracing is not None,
         )  # fmt: skip
         own = None if self.own is None else self.own.backend
         pages = Pages(

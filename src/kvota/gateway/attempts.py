@@ -251,11 +251,16 @@ class Attempt:
         call.cached_tokens = tally.cached_tokens
         call.output_tokens = tally.output_tokens
         call.first_token_s = tally.first_token_s
+        call.last_token_s = relay.read_s
 
 
 def headers_to(backend: Backend, asked: Question, call: Call) -> dict[str, str]:
     """What a backend is told beside the body; our own nodes also whose request it is."""
     headers = outgoing_headers(asked.client_headers, request_id=call.client_id, kind=backend.kind)
+    if call.trace is not None:
+        headers["traceparent"] = call.trace.traceparent
+        if call.trace.parent_id is None:
+            headers.pop("tracestate", None)  # of a trace that we could not read
     if not backend.is_own_kind:
         return headers
     band = asked.caller.band(asked.arrival.band)

@@ -6,6 +6,7 @@ from typing import Final
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.gateway.caller import Caller
+from kvota.telemetry.trace import TraceContext
 
 UNKNOWN: Final = "unknown"  # the model of a request that named none that is here
 CLIENT_CLOSED_STATUS: Final = 499
@@ -52,7 +53,8 @@ class Call:
     has_begun: bool = False  # a backend has, with what is answered all at once
     ended_s: float = 0.0
     why: str | None = None  # for the log alone: why the door stayed shut, which rule was found
-    traceparent: str | None = None  # of the client's trace
+    last_token_s: float | None = None  # when the answer was complete, for a trace
+    trace: TraceContext | None = None  # None: nobody wants traces
     prefix: tuple[int, ...] = ()  # for the journal
 
     @property

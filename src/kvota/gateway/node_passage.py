@@ -50,7 +50,7 @@ async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
         await _stream(reply, exchange, call, clock)
         return
     content = await reply.body()
-    call.first_token_s = clock.now()
+    call.first_token_s = call.last_token_s = clock.now()
     report = read_usage(reply.headers.get(USAGE.decode(), "").encode())
     _count(call, report or _usage_in(content))
     _measure(call, reply)
@@ -68,6 +68,7 @@ async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
                 reply.has_content = True
             call.output_tokens = tail.num_events  # until the node says, and for those it never does
             await exchange.write(passed)
+    call.last_token_s = clock.now()
     _count(call, tail.report)
     if not tail.is_whole:
         raise reply.failure(FailureKind.CUT, "ended its stream in the middle")

@@ -22,3 +22,4 @@ class ServePlan:
     read: Callable[[], Settings]
     environment: Mapping[str, str]
     node: NodePlan | None = None  # None: this gateway starts no node
+    trace_endpoint: str | None = None  # OTLP over HTTP

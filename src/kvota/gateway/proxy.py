@@ -30,6 +30,7 @@ from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
 from kvota.gateway.live import Live, Rules, going_away
 from kvota.gateway.node_passage import PassedOn
 from kvota.telemetry.journal import PrefixNumbers
+from kvota.telemetry.trace import TraceContext
 from kvota.wire import checks, sse
 from kvota.wire.decode import BodyDecoder
 from kvota.wire.openai import ChatRequest, CompletionRequest
@@ -51,6 +52,7 @@ class Parts:
     arrivals: Arrivals
     record: Callable[[Call], None]
     prefix_numbers: PrefixNumbers | None = None  # for a journal
+    is_traced: bool = False
 
 
 class Endpoint(ABC):
@@ -150,8 +152,10 @@ def new_call(name: str, scope: Scope, exchange: Exchange, parts: Parts) -> Call:
         endpoint=name,
         arrived_s=parts.clock.now(),
         address=client[0] if client else None,
-        traceparent=exchange.request_headers.get(b"traceparent", b"").decode("latin-1") or None,
     )
+    if parts.is_traced:
+        given = exchange.request_headers.get(b"traceparent", b"").decode("latin-1")
+        call.trace = TraceContext.begin(given, parts.chance)
     exchange.headers.append((b"x-kvota-request-id", call.client_id.encode()))
     return call
 

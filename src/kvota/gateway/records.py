@@ -51,8 +51,8 @@ class Records:
         if self._journal is not None and call.work is not Work.LOOKUP:
             self._journal.write(self._journal_line(call))
         fields = _fields(call)
-        if self._tracing is not None:
-            self._tracing.record(self._times(call, fields), call.traceparent)
+        if self._tracing is not None and call.trace is not None:
+            self._tracing.record(self._times(call, fields), call.trace)
         self._log.info("request", **fields)
 
     def _keep_usage(self, usage: UsageBook, call: Call) -> None:
@@ -75,7 +75,7 @@ class Records:
 
     def _times(self, call: Call, fields: dict[str, Any]) -> RequestTimes:
         """The moments of a request, for a trace."""
-        sent_s = None if call.sent_s is None else call.sent_s - call.arrived_s
+        sent_s = _since(call.arrived_s, call.sent_s)
         granted_s = None
         if sent_s is not None and call.queued_s is not None:
             granted_s = sent_s + call.queued_s
@@ -84,6 +84,7 @@ class Records:
             queued_at_s=sent_s,
             granted_at_s=granted_s,
             first_token_at_s=call.ttft_s,
+            last_token_at_s=_since(call.arrived_s, call.last_token_s),
             ended_at_s=call.total_s,
             is_failed=call.outcome is not Outcome.COMPLETED,
             attributes=fields,
@@ -121,6 +122,7 @@ def _fields(call: Call) -> dict[str, Any]:
     caller = call.caller
     fields = {
         "request_id": call.client_id,
+        "trace_id": None if call.trace is None else call.trace.trace_id,
         "endpoint": call.endpoint,
         "model": call.model,
         "key_id": None if caller is None else caller.key_id,
@@ -144,6 +146,10 @@ def _fields(call: Call) -> dict[str, Any]:
         "total_s": _rounded(call.total_s),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _since(begin_s: float, moment_s: float | None) -> float | None:
+    return None if moment_s is None else moment_s - begin_s
 
 
 def _rounded(seconds: float | None) -> float | None:

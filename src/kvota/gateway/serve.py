@@ -47,7 +47,10 @@ def run(plan: ServePlan) -> int:
     with ExitStack() as closing:
         taken = closing.enter_context(bind(plan.host, plan.port))
         clock, log = SystemClock(), new_log(sys.stderr)
-        stores = open_stores(plan.gateway, plan.host, plan.environment, clock, log, closing)
+        stores = open_stores(
+            plan.gateway, plan.host, plan.environment, clock, log, closing,
+            trace_endpoint=plan.trace_endpoint,
+        )  # fmt: skip
         refuse_open_door(plan.host, has_keys=stores.door.num_keys > 0)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             gateway = Gateway(plan, stores, clock, log, SystemRandom(), closing)

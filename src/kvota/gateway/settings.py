@@ -49,7 +49,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     abuse_failures_max: int = 100  # of one key within a minute, before it is blocked
     abuse_block_s: float = 60.0
     journal: str | None = None  # a file to write one line for each request to
-    trace_endpoint: str | None = None  # OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces
     task_rules: str | None = None  # a file of rules for the model name `auto`; None: the shipped
     classifier: str | None = None  # a plug-in that replaces the rules
     attempts_max: int = 3  # of one request, over all backends

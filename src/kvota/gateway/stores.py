@@ -42,6 +42,8 @@ def open_stores(
     clock: Clock,
     log: Log,
     closing: ExitStack,
+    *,
+    trace_endpoint: str | None = None,
 ) -> Stores:
     """Open all of it; `closing` closes it. Blocks. Raises ConfigError, also for a database that
     does not answer: without keys nobody could be let in.
@@ -80,7 +82,7 @@ def open_stores(
         usage=usage,
         rollouts=rollouts,
         journal=_journal(settings.journal, closing),
-        tracing=_tracing(settings.trace_endpoint, closing),
+        tracing=_tracing(trace_endpoint, closing),
     )
 
 
@@ -91,10 +93,9 @@ def _limit_store(settings: GatewaySettings, clock: Clock) -> LimitStore:
 
 
 def _tracing(endpoint: str | None, closing: ExitStack) -> Tracing | None:
-    if endpoint is None:
-        return None
     tracing = new_tracing(endpoint, service="kvota-gateway")
-    closing.callback(tracing.close)
+    if tracing is not None:
+        closing.callback(tracing.close)
     return tracing
 
 

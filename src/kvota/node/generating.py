@@ -89,6 +89,7 @@ class GeneratingEndpoint(Generic[T]):
             if exchange.is_gone:
                 raise ClientClosed("The client went away before its request was accepted.")
             service.prepared = prepared
+            service.submitted_s = edge.clock.now()
             service.generation = generation = Generation.submit(edge.runner, prepared.requests)
             exchange.on_gone = generation.cancel
             try:
@@ -114,6 +115,7 @@ class _Service:
         self.arrival: Arrival | None = None
         self.prepared: Prepared | None = None
         self.generation: Generation | None = None
+        self.submitted_s: float | None = None
         exchange.headers.append((b"x-kvota-request-id", self._client_id.encode()))
 
     async def collect(self, prepared: Prepared, generation: Generation) -> None:
@@ -218,11 +220,13 @@ class _Service:
             output_tokens=tally.output_tokens if tally else 0,
             num_preemptions=tally.num_preemptions if tally else 0,
             kv_block_s=tally.kv_block_s if tally else 0.0,
+            door_s=None if self.submitted_s is None else self.submitted_s - self.arrived_s,
             queued_s=tally.queued_s if tally else None,
             first_token_s=tally.first_token_s if tally else None,
             decode_s=tally.decode_s if tally else None,
             time_per_output_token_s=tally.time_per_output_token_s if tally else None,
             total_s=self._edge.clock.now() - self.arrived_s,
+            traceparent=_header(self._exchange, b"traceparent"),
         )
 
     def _lane(self) -> str:
@@ -271,6 +275,10 @@ class _Meter:
             )
         elif self._prepared.wants_usage:
             chunk.usage = None
+
+
+def _header(exchange: Exchange, name: bytes) -> str | None:
+    return exchange.request_headers.get(name, b"").decode("latin-1") or None
 
 
 def _remark(generation: Generation) -> str:

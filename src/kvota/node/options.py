@@ -81,6 +81,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_timeout_s: float = 30.0
     stuck_after_s: float = 30.0  # no step for so long with work waiting: /ready says 503
     max_body_bytes: int = 8 * 2**20
+    trace_endpoint: str | None = None  # OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces
 
 
 def desk_settings(options: DeskOptions, max_running_requests: int) -> DeskSettings:

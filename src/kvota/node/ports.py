@@ -137,11 +137,13 @@ class RequestRecord:
     output_tokens: int = 0
     num_preemptions: int = 0
     kv_block_s: float = 0.0  # KV blocks held, each for so many seconds
+    door_s: float | None = None  # arrival to the desk: read, checked, tokenized
     queued_s: float | None = None  # None: never reached the engine
     first_token_s: float | None = None  # arrival to the first sampled token
     decode_s: float | None = None  # from there to the last one
     time_per_output_token_s: float | None = None  # after the first one; None below two tokens
     total_s: float  # arrival to the last byte handed to the socket
+    traceparent: str | None = None  # of whoever sent it
 
 
 RecordRequest = Callable[[RequestRecord], None]

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +48,7 @@ from kvota.node.options import (
     ServerSettings,
     desk_settings,
 )
-from kvota.node.ports import RequestRecord
+from kvota.node.ports import RecordRequest, RequestRecord
 from kvota.node.pricing import ticket_of
 from kvota.node.priority import giving_way
 from kvota.node.readiness import stall_log
@@ -57,6 +58,7 @@ from kvota.node.server import serve
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.node.tool_dialect import ToolDialect
+from kvota.node.tracing import TracedRecords
 from kvota.node.where import desk_gauges
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
@@ -64,6 +66,7 @@ from kvota.sizing.memory import MemoryBill, draw_bill, memory_limit, parse_size,
 from kvota.telemetry.log import Log, new_log
 from kvota.telemetry.metrics import Metrics
 from kvota.telemetry.steps import RecordingExecutor
+from kvota.telemetry.trace import Tracing, new_tracing
 
 _ENCODER_RESERVE_BYTES = 500 * 2**20  # for batches, which hold nothing between passes
 
@@ -86,11 +89,12 @@ def run(
     screen = Startup(Console(stderr=True, highlight=False))
     if embeds(model.model):
         return _run_encoder(screen, model, desk, embeddings, server, cache_dir, supervised)
-    with ExitStack() as open_files, _bind(server) as taken:
-        steps = _steps_file(engine.record_steps, open_files)
+    with ExitStack() as closing, _bind(server) as taken:
+        steps = _steps_file(engine.record_steps, closing)
         node, ready = _load_node(
-            screen, model, engine, desk, server, cache_dir, steps, log_requests=not supervised
-        )
+            screen, model, engine, desk, server, cache_dir, steps,
+            tracing=_tracing(server, closing), log_requests=not supervised,
+        )  # fmt: skip
         listen(taken)
         _tell(screen, taken, server, ready if supervised else None)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
@@ -159,6 +163,7 @@ def _load_node(
     cache_dir: Path,
     steps: TextIO | None,
     *,
+    tracing: Tracing | None,
     log_requests: bool,
 ) -> tuple["Node", NodeReady]:
     """Fetch, load, weigh and put together, telling the operator what is going on."""
@@ -198,9 +203,17 @@ def _load_node(
         clock=clock,
         log=new_log(sys.stderr),
         load_s=process_age_s() - fetching_s,  # the next process finds the model fetched
+        tracing=tracing,
         log_requests=log_requests,
     )
     return node, _ready(served, bill)
+
+
+def _tracing(server: ServerSettings, closing: ExitStack) -> Tracing | None:
+    tracing = new_tracing(server.trace_endpoint, service="kvota-node")
+    if tracing is not None:
+        closing.callback(tracing.close)
+    return tracing
 
 
 def _steps_file(path: str | None, open_files: ExitStack) -> TextIO | None:
@@ -232,6 +245,7 @@ def build_node(
     clock: Clock,
     log: Log,
     load_s: float,
+    tracing: Tracing | None = None,
     log_requests: bool = True,
 ) -> Node:
     """Put engine, thread border and application together. Starts nothing.
@@ -285,7 +299,7 @@ def build_node(
         settings=_http_settings(server_settings, desk_options),
         clock=clock,
         comeback=comeback,
-        record=_Records(metrics, log) if log_requests else metrics.observe_request,
+        record=_record(metrics, log if log_requests else None, tracing),
         render_metrics=metrics.render,
         chance=SystemRandom(),
         lane_of=lambda request: lane_of(len(request.prompt), desk.settings).value,
@@ -312,16 +326,19 @@ class _Steps:
         self._log.error("step failed", exc_info=error)
 
 
-class _Records:
-    """One log line and one set of observations for every request."""
+def _record(metrics: Metrics, log: Log | None, tracing: Tracing | None) -> RecordRequest:
+    """What is kept of every request: observations, and where they are wanted a line and a trace."""
+    sinks: list[RecordRequest] = [metrics.observe_request]
+    if log is not None:
+        sinks.append(lambda record: log.info("request", **_rounded(dataclasses.asdict(record))))
+    if tracing is not None:
+        sinks.append(TracedRecords(tracing, SystemRandom(), time.time))
 
-    def __init__(self, metrics: Metrics, log: Log) -> None:
-        self._metrics = metrics
-        self._log = log
+    def record(ended: RequestRecord) -> None:
+        for sink in sinks:
+            sink(ended)
 
-    def __call__(self, record: RequestRecord) -> None:
-        self._metrics.observe_request(record)
-        self._log.info("request", **_rounded(dataclasses.asdict(record)))
+    return record
 
 
 def _rounded(fields: dict[str, Any]) -> dict[str, Any]:

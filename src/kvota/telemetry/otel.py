@@ -1,28 +1,35 @@
 """Finished requests as OpenTelemetry spans. Needs the extra `tracing`; imported only with it."""
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-from kvota.telemetry.trace import RequestTimes, nanoseconds, stages
+from kvota.telemetry.trace import RequestTimes, TraceContext, nanoseconds, stages
 
 FLUSH_TIMEOUT_MS = 3_000
 
 
 class OtelTracing:
-    """Implements `kvota.telemetry.trace.Tracing`. Its provider is its own, never the global one."""
+    """Implements `kvota.telemetry.trace.Tracing`. Its provider is its own, never the global one.
+
+    A span's id was given out when the request was sent on, before there is a span. For one thread.
+    """
 
     def __init__(self, processor: SpanProcessor, *, service: str = "kvota") -> None:
+        self._ids = _Ids()
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}), shutdown_on_exit=False
+            resource=Resource.create({"service.name": service}),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
         )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("kvota")
-        self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, times: RequestTimes, traceparent: str | None) -> None:
-        parent = self._propagator.extract({"traceparent": traceparent} if traceparent else {})
+    def record(self, times: RequestTimes, context: TraceContext) -> None:
+        parent = _parent_of(context)
+        self._ids.give(context)
         request = self._tracer.start_span(
             "request",
             context=parent,
@@ -43,3 +50,36 @@ class OtelTracing:
     def close(self) -> None:
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
+
+
+class _Ids(RandomIdGenerator):
+    """Gives the next span the ids of a context, and random ones to the others."""
+
+    def __init__(self) -> None:
+        self._trace_id: int | None = None
+        self._span_id: int | None = None
+
+    def give(self, context: TraceContext) -> None:
+        self._trace_id = int(context.trace_id, 16)
+        self._span_id = int(context.span_id, 16)
+
+    def generate_trace_id(self) -> int:
+        given, self._trace_id = self._trace_id, None
+        return given or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        given, self._span_id = self._span_id, None
+        return given or super().generate_span_id()
+
+
+def _parent_of(context: TraceContext) -> Context:
+    """The context of who has sent the request; empty where the trace begins."""
+    if context.parent_id is None:
+        return Context()
+    sender = trace.SpanContext(
+        trace_id=int(context.trace_id, 16),
+        span_id=int(context.parent_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(context.flags, 16)),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(sender), Context())

@@ -97,6 +97,7 @@ class Relay:
         self._ready: list[bytes] = []  # for the client
         self._num_held = 0
         self._is_over = False
+        self.read_s: float | None = None  # when the latest of the answer came
         self._is_whole = reply.headers.get("content-type", "").startswith("application/json")
 
     @property
@@ -169,7 +170,7 @@ class Relay:
         passage, reader = self._passage, self._reader
         try:
             values = reader.feed(data) if data else reader.finish()
-            now = self._clock.now()
+            now = self.read_s = self._clock.now()
             for value in values:
                 passed = passage.take(value, now)
                 if passed is not None:
@@ -236,7 +237,8 @@ class Relay:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise self._malformed(f"answered with what is no completion ({error})") from None
         self._reply.has_content = self._passage.has_content = True
-        self._passage.take_whole(usage, body.choices, self._clock.now())
+        self.read_s = self._clock.now()
+        self._passage.take_whole(usage, body.choices, self.read_s)
         if self._ask.model is not None:
             body.model = self._ask.model
         return body
