@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from kvota.edge import connection
+from kvota.edge.liveness import notice_vanished
 from kvota.edge.settings import EdgeSettings
 from kvota.edge.small_body import small_body
 from kvota.gateway import admin
 from kvota.gateway.settings import BackendEntry
+from kvota.gateway.upstream import pool
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.gateway.upstream.probing import BackendState
-from tests.support.fake_backend import FakeBackend, Wire, begins, never_answers
+from tests.support.fake_backend import FakeBackend, Received, Wire, begins, never_answers
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
-from tests.support.vanishing import on_linux, vanish
+from tests.support.vanishing import GONE_AFTER_S, on_linux, vanish
 
 PATIENCE_S = 20.0
 SHORT_S = 0.3
@@ -208,3 +210,25 @@ async def test_a_backend_that_vanishes_in_the_middle_of_an_answer(
     assert await world.metrics('kvota_gateway_attempts_total{backend="a"') == 1
     backend.script = None
     assert (await world.chat()).status == 200, "a fresh connection is used"
+
+
+@on_linux
+async def test_a_backend_that_vanishes_while_it_reads_a_prompt_is_missed_before_its_time_is_over(
+    closing: AsyncExitStack, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts may take minutes to read, so nobody but the kernel can tell."""
+    hasty = functools.partial(notice_vanished, gone_after_s=GONE_AFTER_S)
+    monkeypatch.setattr(pool, "notice_vanished", hasty)
+    entry = vllm_entry("a", backend, first_byte_timeout_s=3600.0)
+    made = gateway_world(entry, models=[model_of("chat", "a")])
+    world = await closing.enter_async_context(made)
+
+    async def vanishes(asked: Received, wire: Wire) -> None:
+        vanish(wire._transport.get_extra_info("socket"))
+        await wire.stall()
+
+    backend.script = vanishes
+    async with asyncio.timeout(PATIENCE_S):
+        reply = await world.chat()
+    assert (reply.status, reply.error["code"]) == (502, "backend_error")
+    assert await is_at_rest(world)

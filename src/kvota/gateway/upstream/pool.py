@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from kvota.edge.liveness import notice_vanished
 from kvota.gateway.upstream.channel import Channel
 
 
@@ -104,9 +105,10 @@ class Pool:
                     ssl=address.tls, server_hostname=address.host if address.tls else None,
                 )  # fmt: skip
             else:
-                _, channel = await loop.create_connection(
+                transport, channel = await loop.create_connection(
                     Channel, address.host, address.port, ssl=address.tls
                 )
+                notice_vanished(transport.get_extra_info("socket"))
         return channel
 
     def _sweep(self) -> None:
