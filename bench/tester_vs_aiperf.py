@@ -45,8 +45,8 @@ from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, resolve
 
 EXIT_APART: Final = 1
 EXIT_NOTHING: Final = 2
-KNOWN: Final = Wanted(num_requests=40, concurrency=4, prompt_tokens=100, output_tokens=33)
-NODE: Final = Wanted(num_requests=32, concurrency=4, prompt_tokens=128, output_tokens=64)
+KNOWN: Final = Wanted(num_requests=20, concurrency=4, prompt_tokens=100, output_tokens=33)
+NODE: Final = Wanted(num_requests=24, concurrency=4, prompt_tokens=128, output_tokens=32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
