@@ -49,6 +49,20 @@ def test_a_curve_is_printed_and_written(trace: Path, tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
 
 
+def test_one_simulated_node_leaves_its_figures_and_a_page_too(trace: Path, tmp_path: Path) -> None:
+    data, page = tmp_path / "run.json", tmp_path / "run.html"
+    flags = ["--max-tokens", "8", "--json", str(data), "--html", str(page)]
+    result = RUN.invoke(app, ["simulate", "--trace", str(trace), *flags])
+    assert result.exit_code == 0, result.output
+    assert "goodput" in result.stdout
+    found = json.loads(data.read_text())
+    assert (found["requests"], found["outcomes"]["completed"]) == (20, 20)
+    assert 0 < found["ttft"]["p50"] <= found["ttft"]["p99"]
+    assert found["attainment"] == 1.0
+    assert page.read_text().count("<svg") == 2
+    assert "100.0% of 20 requests were good" in page.read_text()
+
+
 def test_factors_that_are_no_numbers_are_told(trace: Path) -> None:
     flags = ["simulate", "--trace", str(trace), "--capacity", "--factors", "1,many"]
     assert isinstance(RUN.invoke(app, flags).exception, ConfigError)

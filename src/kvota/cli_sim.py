@@ -15,7 +15,7 @@ from kvota.core.errors import ConfigError
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.model.threads import usable_cores
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim import capacity_page
+from kvota.sim import capacity_page, simulate_page
 from kvota.sim.calibration import fit_step_cost
 from kvota.sim.capacity import FACTORS, CapacityCurve, CapacityQuestion
 from kvota.sim.capacity import capacity as find_capacity
@@ -86,10 +86,8 @@ def simulate(
     price: Annotated[
         float | None, typer.Option(help="--capacity: of a replica for an hour.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="--capacity: write all figures.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="--capacity: write a page.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
 ) -> None:
     """Run the real desk, scheduler and KV cache on recorded traffic, under a manual clock.
 
@@ -117,7 +115,7 @@ def simulate(
     )
     targets = Targets(ttft_s, tpot_s)
     if not capacity:
-        typer.echo(report(run_simulation(asked), targets))
+        _simulate(asked, targets, json_file, html)
         return
     question = CapacityQuestion(
         simulation=asked,
@@ -128,6 +126,19 @@ def simulate(
         whole_max=whole,
     )
     _show(question, _curve(question, workers or usable_cores()), price, json_file, html)
+
+
+def _simulate(
+    asked: Simulation, targets: Targets, json_file: Path | None, html: Path | None
+) -> None:
+    with progress_bar() as bar:
+        bar.add_task(f"simulating {asked.trace.name}", total=None)
+        result = run_simulation(asked)
+    typer.echo(report(result, targets))
+    if json_file is not None:
+        write_json(simulate_page.as_json(asked, result, targets), json_file)
+    if html is not None:
+        write_html(simulate_page.report(asked, result, targets), html)
 
 
 def calibrate(
