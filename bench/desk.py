@@ -1,6 +1,6 @@
 """The desk against other ways to admit, on real traffic, in simulation: `make bench-desk`.
 
-python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--seed N]
+python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--stretches N]
 python -m bench.desk [live-overload] [live-isolation] [live-refusals] [live-aborts] [--scale S]
 
 Everything but the model is real: engine, scheduler, KV cache, desk. Tables are Markdown. Each
@@ -38,7 +38,7 @@ class Bench:
     pool: ProcessPoolExecutor
     scale: float  # of the number of requests in each run
     loads: Sequence[float]  # of capacity
-    seed: int  # which stretch of the recorded traffic
+    stretches: Sequence[int]  # of the recorded traffic, for judged rows
 
 
 def target(is_met: bool, text: str) -> None:
@@ -56,22 +56,23 @@ def _capacities(bench: Bench, workload: Workload) -> dict[tuple[int, str], float
     """Requests per second by tokens of KV and cost; also with twice the most of them."""
     sizes = (*workload.kv_tokens, 2 * workload.kv_tokens[-1])
     keys = list(product(sizes, COSTS))
-    found = bench.pool.map(partial(_capacity, workload, bench.seed), keys)
+    found = bench.pool.map(partial(_capacity, workload), keys)
     return dict(zip(keys, found, strict=True))
 
 
-def _capacity(workload: Workload, seed: int, key: tuple[int, str]) -> float:
-    return desk_policies.capacity_rps(workload, *key, seed)
+def _capacity(workload: Workload, key: tuple[int, str]) -> float:
+    return desk_policies.capacity_rps(workload, *key)
 
 
 def _compare(bench: Bench, workload: Workload, capacities: Capacities) -> None:
     num_requests = int(bench.scale * workload.num_requests)
     rows: list[Row] = []
-    jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads, bench.seed)
+    jobs = desk_policies.jobs(workload, num_requests, capacities, bench.loads, bench.stretches)
     print(f"\n## {workload.name}\n\nGood: TTFT ≤ {workload.targets.ttft_s:g} s and TPOT ≤ "
-          f"{workload.targets.tpot_s:g} s. {num_requests} requests a run at {SATURATED} × "
-          f"capacity, else half of that; stretch {bench.seed} of the recorded ones. The first "
-          f"quarter of the time not judged. Lengths divided by {workload.length}.")  # fmt: skip
+          f"{workload.targets.tpot_s:g} s. {SATURATED} × capacity: means of "
+          f"{len(bench.stretches)} runs of {num_requests} requests, each on another stretch of the "
+          f"traffic; else one run of half as many. The first quarter of the time is not judged. "
+          f"Lengths divided by {workload.length}.")  # fmt: skip
     for key, group in groupby(bench.pool.map(row, jobs), key=_table_of):
         kv_tokens, cost, load = key
         capacity, gain = capacities[kv_tokens, cost], _gain(capacities, kv_tokens, cost)
@@ -130,7 +131,7 @@ def _come_back(bench: Bench, workload: Workload, capacities: Capacities) -> None
         Job(
             workload=workload.name, policy=OURS, kv_tokens=kv_tokens, load=SATURATED, cost=cost,
             num_requests=int(bench.scale * workload.num_requests),
-            capacity_rps=capacities[kv_tokens, cost], seed=bench.seed, returns_max=RETURNS_MAX,
+            capacity_rps=capacities[kv_tokens, cost], returns_max=RETURNS_MAX,
         )
         for cost in COSTS
     ]  # fmt: skip
@@ -195,14 +196,16 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the requests in each run")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
-    parser.add_argument("--seed", type=int, default=1, help="which stretch of the traffic")
+    parser.add_argument("--stretches", type=int, default=desk_policies.STRETCHES, metavar="N",
+                        help="of the traffic, for judged rows")  # fmt: skip
     asked = parser.parse_args()
     unknown = set(asked.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no such section: {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
+    stretches = range(1, asked.stretches + 1)
     with ProcessPoolExecutor(asked.workers) as pool:
         for name in asked.sections or SECTIONS:
-            SECTIONS[name](Bench(pool, asked.scale, sorted(asked.loads), asked.seed))
+            SECTIONS[name](Bench(pool, asked.scale, sorted(asked.loads), stretches))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ refusal at which somebody who knocked was let in.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from bench.desk_policies import WORKLOADS, Job, run, targets_of
 from kvota.core.errors import Outcome
@@ -36,17 +37,17 @@ class Spread:
 _NOTHING = Spread(None, None)
 
 
-def eta_error(result: WorldResult) -> Spread:
+def eta_errors(result: WorldResult) -> list[float]:
     """Of the wait that was told on joining the line, relative to the true one."""
     waits = [
         (error, record.granted_at_s - record.arrival.at_s)
         for record in result.records
         if record.granted_at_s is not None and (error := record.eta_error_s) is not None
     ]
-    return Spread.of([abs(error) / true_s for error, true_s in waits if true_s > 0.5])
+    return [abs(error) / true_s for error, true_s in waits if true_s > 0.5]
 
 
-def retry_error_s(result: WorldResult) -> Spread:
+def retry_errors_s(result: WorldResult) -> list[float]:
     """Of Retry-After, against the first later moment at which somebody was let in."""
     let_in = [one.arrival.at_s for one in result.records if one.refusal is None]
     errors = []
@@ -55,12 +56,12 @@ def retry_error_s(result: WorldResult) -> Spread:
             place = bisect_right(let_in, record.arrival.at_s)
             if place < len(let_in):
                 errors.append(abs(record.retry_after_s - (let_in[place] - record.arrival.at_s)))
-    return Spread.of(errors)
+    return errors
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy in one setting."""
+    """One policy in one setting: means over its stretches of traffic, errors of all of them."""
 
     job: Job
     goodput_rps: float
@@ -86,17 +87,23 @@ class Row:
 
 
 def row(job: Job) -> Row:
-    workload, result = WORKLOADS[job.workload], run(job)
-    num_ran = sum(record.queued_s is not None for record in result.records)
+    return row_of(job, [run(job, seed) for seed in job.stretches])
+
+
+def row_of(job: Job, results: Sequence[WorldResult]) -> Row:
+    workload = WORKLOADS[job.workload]
+    is_good = targets_of(workload).is_met
+    num_ran = sum(record.queued_s is not None for one in results for record in one.records)
+    recomputed = sum(one.recomputed_tokens for one in results) * workload.length
     return Row(
         job=job,
-        goodput_rps=result.goodput_rps(targets_of(workload).is_met),
-        completed_rps=result.completed_rps,
-        preempted=result.preempted_share,
-        recomputed_per_request=result.recomputed_tokens * workload.length / max(num_ran, 1),
-        kv_used=result.kv_used_mean,
-        eta_error=eta_error(result),
-        retry_error_s=retry_error_s(result),
+        goodput_rps=mean(one.goodput_rps(is_good) for one in results),
+        completed_rps=mean(one.completed_rps for one in results),
+        preempted=mean(one.preempted_share for one in results),
+        recomputed_per_request=recomputed / max(num_ran, 1),
+        kv_used=mean(one.kv_used_mean for one in results),
+        eta_error=Spread.of([error for one in results for error in eta_errors(one)]),
+        retry_error_s=Spread.of([error for one in results for error in retry_errors_s(one)]),
     )
 
 
@@ -128,7 +135,7 @@ class Returns:
 
 
 def returns(job: Job) -> Returns:
-    return summed_up(job, run(job))
+    return summed_up(job, run(job, job.stretches[0]))
 
 
 def summed_up(job: Job, result: WorldResult) -> Returns:
@@ -143,5 +150,5 @@ def summed_up(job: Job, result: WorldResult) -> Returns:
         num_refused=sum(one.refusal is not None for one in tries[0]),
         let_in=let_in,
         num_completed=result.count(Outcome.COMPLETED),
-        retry_error_s=retry_error_s(result),
+        retry_error_s=Spread.of(retry_errors_s(result)),
     )

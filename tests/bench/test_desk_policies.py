@@ -5,6 +5,7 @@ from bench.desk_policies import (
     COSTS,
     HISTORY,
     POLICIES,
+    STRETCHES,
     WORKLOADS,
     Workload,
     jobs,
@@ -40,7 +41,7 @@ def test_more_requests_than_were_recorded_are_refused() -> None:
 
 def test_every_policy_meets_every_load_and_cost_and_ample_memory_only_the_highest_load() -> None:
     capacities = {(kv, cost): 1.0 for kv in CONVERSATION.kv_tokens for cost in COSTS}
-    all_jobs = list(jobs(CONVERSATION, 100, capacities, (0.8, 1.5), seed=1))
+    all_jobs = list(jobs(CONVERSATION, 100, capacities, (0.8, 1.5), range(1, 4)))
     tight, middle, ample = CONVERSATION.kv_tokens
     settings = {(job.kv_tokens, job.cost, job.load) for job in all_jobs}
     assert settings == {
@@ -48,6 +49,13 @@ def test_every_policy_meets_every_load_and_cost_and_ample_memory_only_the_highes
         *((ample, cost, 1.5) for cost in COSTS),
     }
     assert len(all_jobs) == len(set(all_jobs)) == len(settings) * len(POLICIES)
+    assert all(job.stretches == ((1, 2, 3) if job.load == 1.5 else (1,)) for job in all_jobs)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values())
+def test_as_many_stretches_were_recorded_as_judged_rows_take(workload: Workload) -> None:
+    known, chosen = stretch(workload.name, workload.num_requests, STRETCHES)
+    assert (len(known), len(chosen)) == (HISTORY, workload.num_requests)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values())

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from bench.desk_policies import Job
-from bench.desk_rows import Spread, eta_error, retry_error_s, summed_up
+from bench.desk_rows import Spread, eta_errors, retry_errors_s, row_of, summed_up
 from kvota.core.errors import Outcome, Refusal
 from kvota.sim.records import RequestRecord, WorldResult
 from kvota.traffic.arrival import Arrival, Scaling
@@ -52,15 +52,23 @@ def test_the_eta_error_is_relative_to_the_true_wait() -> None:
     told_long = record(10.0, eta_s=6.0, granted_at_s=14.0)
     told_short = record(10.0, eta_s=1.0, granted_at_s=14.0)
     untold = record(10.0, granted_at_s=14.0)
-    assert eta_error(result(told_long, untold)) == Spread(0.5, 0.5)
-    assert eta_error(result(told_short)) == Spread(0.75, 0.75)
-    assert eta_error(result(untold)) == Spread(None, None)
+    assert eta_errors(result(told_long, untold)) == [0.5]
+    assert eta_errors(result(told_short)) == [0.75]
+    assert eta_errors(result(untold)) == []
 
 
 def test_retry_after_is_judged_by_the_next_newcomer_that_was_let_in() -> None:
-    found = retry_error_s(result(record(9.0), refused(10.0), refused(11.0), record(13.0)))
-    assert found == Spread(3.0, 3.0)  # of 2 and 3
-    assert retry_error_s(result(record(9.0), refused(10.0))) == Spread(None, None)
+    found = retry_errors_s(result(record(9.0), refused(10.0), refused(11.0), record(13.0)))
+    assert found == [2.0, 3.0]
+    assert retry_errors_s(result(record(9.0), refused(10.0))) == []
+
+
+def test_a_row_is_the_mean_of_its_stretches_and_has_the_errors_of_all() -> None:
+    good = record(0.0, eta_s=1.0, granted_at_s=4.0, queued_s=4.0, token_at_s=[5.0])
+    bad = record(0.0, eta_s=3.0, granted_at_s=4.0, outcome=Outcome.QUEUE_TIMEOUT)
+    found = row_of(JOB, [result(good, good, bad), result(good)])
+    assert (found.goodput_rps, found.completed_rps) == (1.5, 1.5)
+    assert found.eta_error == Spread(0.75, 0.75)
 
 
 def test_those_who_come_back_are_counted_by_how_often_they_had_been_refused() -> None:
