@@ -234,6 +234,30 @@ async def test_every_token_is_on_the_ledger() -> None:
     assert is_empty(desk)
 
 
+async def test_tokens_between_the_first_and_the_last_are_told_with_the_tick() -> None:
+    desk = new_desk(admission=Admission.FORECAST)
+    async with desk.admitted(new_ticket("a", 200)) as place:
+        place.produced(0, 1, is_done=False)
+        place.produced(0, 30, is_done=False)
+        assert desk._desk.snapshot().held_tokens == 101
+        await until(lambda: desk._desk.snapshot().held_tokens == 130)
+        place.produced(0, 40, is_done=False)
+        place.produced(0, 50, is_done=True)
+        assert desk._desk.snapshot().held_tokens == 150
+
+
+async def test_whoever_arrives_finds_every_token_counted() -> None:
+    desk = new_desk(admission=Admission.OPTIMISTIC)
+    free = desk.snapshot().capacity_tokens
+    async with desk.admitted(new_ticket("a", free)) as place:
+        place.produced(0, 1, is_done=False)
+        place.produced(0, free - 110, is_done=False)
+        waiting = Stay(desk, new_ticket("b", 1))
+        await until(lambda: desk.waits("b") is not None)
+    await until(lambda: waiting.is_running)
+    await waiting.end()
+
+
 async def test_a_lease_past_its_deadline_is_cut() -> None:
     desk = new_desk()
     late = Stay(desk, new_ticket("a", deadline_s=CLOCK.now() + 0.1))

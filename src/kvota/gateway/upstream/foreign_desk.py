@@ -101,6 +101,7 @@ class ForeignDesk:
             observer=observer,
         )
         self._places: dict[str, Place] = {}
+        self._behind: set[Place] = set()  # have tokens that the desk has not heard of
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
         self._drained = asyncio.Event()
@@ -147,6 +148,7 @@ class ForeignDesk:
 
     def why(self, ticket_id: str) -> str:
         """What a ticket waits for, in words."""
+        self._catch_up()
         return why_waiting(self._desk, ticket_id, self._desk.snapshot())
 
     def cancel(self, ticket_id: str) -> bool:
@@ -162,6 +164,7 @@ class ForeignDesk:
 
     def correct(self, reading: KvReading) -> None:
         """Take in what the backend says of its memory now (`correction.py`)."""
+        self._catch_up()
         counts = self._desk.snapshot()
         self._correction.see(
             reading, held_tokens=counts.held_tokens, num_choices=counts.num_choices
@@ -178,6 +181,7 @@ class ForeignDesk:
         return self._correction.pinned_tokens
 
     def snapshot(self) -> DeskSnapshot:
+        self._catch_up()
         return self._desk.snapshot()
 
     def check(self) -> None:
@@ -201,10 +205,11 @@ class ForeignDesk:
     def _arrive(self, ticket: Ticket) -> "Place":
         if self._is_draining:
             raise _draining()
+        self._catch_up()
         verdict = self._desk.arrive(ticket, self._clock.now())
         if isinstance(verdict, DeskRefused):
             raise self._refusal(ticket, verdict)
-        place = self._places[ticket.id] = Place(ticket, self._desk, self._clock)
+        place = self._places[ticket.id] = Place(ticket, self._desk, self._clock, self._behind)
         if isinstance(verdict, Granted):
             place.grant(verdict.lease)
         if self._timer is None:
@@ -226,6 +231,7 @@ class ForeignDesk:
         del self._places[place.ticket.id]
         if place.granted.done() and not place.granted.cancelled():
             place.granted.exception()  # it has been told, or nobody is left to be told
+        self._catch_up()
         if not place.is_closed:
             place.is_closed = True
             self._start(self._desk.release(place.ticket.id, outcome, self._clock.now()))
@@ -245,6 +251,7 @@ class ForeignDesk:
         if not self._places:
             return
         self._wind_up()
+        self._catch_up()
         ticked = self._desk.tick(self._clock.now())
         for expired in ticked.expired:
             self._expire(expired)
@@ -252,6 +259,12 @@ class ForeignDesk:
             self._stop(overdue)
         self._start(ticked.granted)
         assert not ticked.pauses, "a foreign engine cannot pause"
+
+    def _catch_up(self) -> None:
+        """Whatever the desk decides or says, it knows of all tokens by then."""
+        for place in self._behind:
+            place.catch_up()
+        self._behind.clear()
 
     def _start(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
@@ -271,9 +284,14 @@ class ForeignDesk:
 
 
 class Place:
-    """A ticket's place at the desk, in line or at work. Watches the answer (`passage.Watcher`)."""
+    """A ticket's place at the desk, in line or at work. Watches the answer (`passage.Watcher`).
 
-    def __init__(self, ticket: Ticket, desk: Desk, clock: Clock) -> None:
+    The desk hears at once of a first token and of an end, of all others when it is next asked, or
+    with its tick: a stream of single tokens then costs it little.
+    """
+
+    def __init__(self, ticket: Ticket, desk: Desk, clock: Clock, behind: "set[Place]") -> None:
+        """Puts itself in `behind` while `catch_up` has something to say."""
         self.ticket = ticket
         self.lease: Lease | None = None
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -284,6 +302,8 @@ class Place:
         self.first_token_s: float | None = None
         self._desk = desk
         self._clock = clock
+        self._behind = behind
+        self._untold: set[int] = set()  # choices
         self._produced = [0] * ticket.n
         self._prompt_tokens: int | None = None  # as the backend counts it
 
@@ -308,8 +328,24 @@ class Place:
         self._prompt_tokens = num_tokens
 
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
-        now = self._clock.now()
         self._produced[choice] = num_tokens
+        if is_done:
+            self._untold.discard(choice)
+            self._tell(choice, self._clock.now(), is_done=True)
+        elif self.first_token_s is None:
+            self._tell(choice, self._clock.now(), is_done=False)
+        else:
+            self._untold.add(choice)
+            self._behind.add(self)
+
+    def catch_up(self) -> None:
+        """Tell the desk what it has not heard of."""
+        now = self._clock.now()
+        for choice in self._untold:
+            self._tell(choice, now, is_done=False)
+        self._untold.clear()
+
+    def _tell(self, choice: int, now: float, *, is_done: bool) -> None:
         if self.first_token_s is None:
             self.first_token_s = now
         private = None
@@ -317,7 +353,7 @@ class Place:
             private = self._prompt_tokens + self.output_tokens
         self._desk.progress(
             self.ticket.id,
-            num_tokens,
+            self._produced[choice],
             now,
             choice=choice,
             is_done=is_done,

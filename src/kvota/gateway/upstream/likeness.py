@@ -14,6 +14,7 @@ import msgspec
 
 _TEXT: Final = re.compile(rb'"(?:content|text)" ?: ?"([^"\\\x00-\x1f]+)"')
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_ENDING: Final = re.compile(rb'"finish_reason" ?: ?"')
 _NUM_LOOKS_MAX: Final = 4  # a stream whose chunks are never alike is not looked at for ever
 
 
@@ -31,7 +32,7 @@ class Likeness:
 
         It can if it says one text of one choice, and nothing else that adds up over chunks.
         """
-        if self._num_looks >= _NUM_LOOKS_MAX:
+        if self._num_looks >= _NUM_LOOKS_MAX or _ENDING.search(value) is not None:
             return False
         self._num_looks += 1
         found = list(_TEXT.finditer(value))
