@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvota import __version__, cli
+from kvota.cli_errors import EXIT_FAILED
 from kvota.model.catalog import DEFAULT_MODEL
 from kvota.telemetry.steps import StepRecord, StepTerms, write_record
 
@@ -72,7 +73,7 @@ def test_what_an_operator_can_fix_is_one_message_and_no_traceback(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     code, _, err = run(arguments, monkeypatch, capfd)
-    assert code == cli.EXIT_STARTUP_FAILED
+    assert code == EXIT_FAILED
     assert said in " ".join(err.split())
     assert err.count("cannot start") <= 1
     assert "Traceback" not in err
@@ -89,7 +90,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = run(["serve", "--port", str(port)], monkeypatch, capsys)
-    assert code == cli.EXIT_STARTUP_FAILED
+    assert code == EXIT_FAILED
     assert f"Cannot listen on 127.0.0.1 port {port}" in " ".join(err.split())
 
 
@@ -99,8 +100,20 @@ def test_an_error_is_shown_whole_also_where_it_has_brackets(
     file = tmp_path / "kvota.toml"
     file.write_text("[engin]\nthreads = 1\n")
     code, _, err = run(["serve", "--config", str(file)], monkeypatch, capsys)
-    assert code == cli.EXIT_STARTUP_FAILED
+    assert code == EXIT_FAILED
     assert "unknown section [engin]: did you mean engine?" in " ".join(err.split())
+
+
+def test_only_what_starts_a_server_says_that_it_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "no.csv")
+    code, _, err = run(["trace", "describe", missing], monkeypatch, capsys)
+    assert code == EXIT_FAILED
+    assert missing in err.replace("\n", "")
+    assert "cannot start" not in err
+    _, _, err = run(["node", "--config", missing], monkeypatch, capsys)
+    assert err.startswith("kvota cannot start.")
 
 
 def test_chat_without_a_server_says_how_to_start_one(
@@ -109,7 +122,7 @@ def test_chat_without_a_server_says_how_to_start_one(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     code, _, err = run(["chat", "hi", "--url", url], monkeypatch, capsys)
-    assert code == cli.EXIT_STARTUP_FAILED
+    assert code == EXIT_FAILED
     assert "kvota serve" in err
     assert "cannot start" not in err
 
@@ -118,7 +131,7 @@ def test_top_without_a_terminal_says_where_programs_look(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = run(["top"], monkeypatch, capsys)
-    assert code == cli.EXIT_STARTUP_FAILED
+    assert code == EXIT_FAILED
     assert "GET /admin/requests" in err
     assert "cannot start" not in err
 
@@ -159,7 +172,7 @@ def test_what_is_no_trace_and_no_cost_is_told(
         (["calibrate", str(nonsense)], "nonsense"),
     ):
         code, _, err = run(arguments, monkeypatch, capsys)
-        assert code == cli.EXIT_STARTUP_FAILED
+        assert code == EXIT_FAILED
         assert said in " ".join(err.split())
 
 

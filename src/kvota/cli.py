@@ -7,11 +7,10 @@ that an operator can fix are printed as one message; everything else is a bug an
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from kvota import (
@@ -25,6 +24,7 @@ from kvota import (
     cli_tools_plan,
     cli_tools_replay,
 )
+from kvota.cli_errors import fail
 from kvota.cli_settings import ReadSettings, with_settings
 from kvota.core.errors import KvotaError
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
@@ -49,15 +49,13 @@ cli_tools_plan.register(app)
 cli_tools_bench.register(app)
 cli_tools_replay.register(app)
 
-EXIT_STARTUP_FAILED = 2
-
 
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
     except KvotaError as error:
-        _fail(error)
+        fail(error)
 
 
 def _version(wanted: bool) -> None:
@@ -174,9 +172,3 @@ def _cache_dir(chosen: str | Path | None) -> Path:
 def _show(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _fail(error: KvotaError) -> NoReturn:
-    kind = "" if isinstance(error, ServerUnusable) else "[bold]kvota cannot start.[/bold] "
-    Console(stderr=True, highlight=False).print(f"{kind}{escape(error.message)}", soft_wrap=True)
-    sys.exit(EXIT_STARTUP_FAILED)

@@ -9,10 +9,12 @@ from rich.markup import escape
 from kvota.core.errors import KvotaError, StartupError
 
 EXIT_FAILED: Final = 2
+SERVERS: Final = frozenset({"serve", "gateway", "node"})  # the commands that start something
 
 
 def fail(error: KvotaError) -> NoReturn:
     """Say it, and end the process."""
-    kind = "[bold]kvota cannot start.[/bold] " if isinstance(error, StartupError) else ""
+    is_starting = not SERVERS.isdisjoint(sys.argv[1:2]) and isinstance(error, StartupError)
+    kind = "[bold]kvota cannot start.[/bold] " if is_starting else ""
     Console(stderr=True, highlight=False).print(f"{kind}{escape(error.message)}", soft_wrap=True)
     sys.exit(EXIT_FAILED)

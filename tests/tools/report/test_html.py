@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from kvota.tools.report.charts import Series, line_chart
-from kvota.tools.report.html import CannotWrite, Report, Section, Table, write_html, write_json
+from kvota.tools.report.html import (
+    CannotWrite,
+    Report,
+    Section,
+    Table,
+    render,
+    write_html,
+    write_json,
+)
 
 VOID = {"meta", "br"}
 
@@ -88,3 +96,10 @@ def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite, match="cannot be written"):
         write_json({}, tmp_path / "file" / "x.json")
+
+
+def test_a_column_of_sentences_may_be_broken_and_a_column_of_figures_may_not() -> None:
+    table = Table(("text", "n"), [("short", "1"), ("a long sentence of many words " * 3, "2")])
+    page = render(Report("Title", sections=[Section("Rows", table=table)]))
+    assert page.count('<td class="text">') == 2
+    assert "<td>1</td>" in page

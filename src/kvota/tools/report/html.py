@@ -35,8 +35,10 @@ th, td { padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-alig
          white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { font-weight: 600; }
+th.text, td.text { text-align: left; white-space: normal; min-width: 14rem; }
 svg { width: 100%; height: auto; margin: .6rem 0; }
 """
+FIGURE_LENGTH_MAX = 48  # characters; what is longer is a sentence
 
 
 class CannotWrite(KvotaError):
@@ -107,13 +109,23 @@ def _section(one: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
+    kinds = [_kind(column) for column in zip(table.header, *table.rows, strict=True)]
+    head = _cells("th", table.header, kinds)
+    rows = "\n".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in table.rows)
     return (
         f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>"
+    )
+
+
+def _kind(column: Sequence[str]) -> str:
+    """The attribute of a column of sentences, which may be broken; figures may not."""
+    return ' class="text"' if max(map(len, column)) > FIGURE_LENGTH_MAX else ""
+
+
+def _cells(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
+    return "".join(
+        f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)
     )
 
 
