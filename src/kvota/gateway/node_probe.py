@@ -2,15 +2,16 @@
 
 import asyncio
 from pathlib import Path
-from typing import Final
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
+from kvota.core.clock import SystemClock
 from kvota.core.errors import Refusal
 from kvota.gateway.node_life import Probe
-
-_ANSWER_BYTES_MAX: Final = 64 * 1024
+from kvota.gateway.node_upstream import NodeUpstream
+from kvota.gateway.upstream.connection import UpstreamSettings
+from kvota.gateway.upstream.failures import AttemptFailed
 
 
 class NodeProbe:
@@ -22,10 +23,17 @@ class NodeProbe:
     def __init__(
         self, socket: Path | None, url: str = "http://node/ready", *, timeout_s: float = 5.0
     ) -> None:
-        self._socket = socket
-        self._url = url
+        parts = urlsplit(url)
+        self._is_ours = socket is not None
+        self._path = parts.path
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        settings = UpstreamSettings(
+            name="node",
+            url=f"{parts.scheme}://{parts.netloc}",
+            unix_socket=None if socket is None else str(socket),
+            connections_max=1,
+        )
+        self._upstream = NodeUpstream(settings, SystemClock())
 
     async def look(self) -> Probe:
         """Never raises. A node that drains is FINE: its end comes by itself.
@@ -35,27 +43,19 @@ class NodeProbe:
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, body = await self._ask()
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (TimeoutError, AttemptFailed):
             return Probe.SILENT
-        if self._socket is None:
+        if not self._is_ours:
             return Probe.FINE if status == 200 else Probe.SILENT
         is_stuck = status == 503 and _code(body) == Refusal.ENGINE_RESTARTING.value
         return Probe.STUCK if is_stuck else Probe.FINE
 
     async def _ask(self) -> tuple[int, bytes]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=self._connector(), trust_env=False)
-        async with self._session.get(self._url) as answer:
-            return answer.status, await answer.content.read(_ANSWER_BYTES_MAX)
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        if self._socket is None:
-            return aiohttp.TCPConnector(limit=1)
-        return aiohttp.UnixConnector(str(self._socket), limit=1)
+        async with self._upstream.ask("GET", self._path, None, {}) as reply:
+            return reply.status, await reply.error_body()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._upstream.close()
 
 
 class _Error(msgspec.Struct):
