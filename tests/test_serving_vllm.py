@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -12,8 +13,9 @@ import pytest
 
 from kvota.config import Config
 from kvota.core.errors import ConfigError, InsufficientMemory
+from kvota.gateway.settings import GatewaySettings
 from kvota.node.options import ModelSettings
-from kvota.serving_vllm import Gpu, computed_flags
+from kvota.serving_vllm import Gpu, computed_flags, vllm_plan
 from tests.support.fake_backend import MODEL
 from tests.support.http_client import Client
 from tests.support.live_node import until
@@ -63,11 +65,12 @@ def test_what_does_not_fit_is_refused_and_what_is_unknown_is_left_to_vllm(model:
 class Serving:
     """`kvota serve --engine vllm` as a process, with the stand-in for vLLM behind it."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, **environment: str) -> None:
         command = ",".join((sys.executable, "-m", "tests.support.fake_vllm"))
+        settings = {"XDG_STATE_HOME": str(state), "KVOTA_VLLM_COMMAND": command}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvota", "serve", "a/model", "--engine", "vllm", "--port", "0"],
-            env={**os.environ, "XDG_STATE_HOME": str(state), "KVOTA_VLLM_COMMAND": command},
+            env={**os.environ, **settings, **environment},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -106,6 +109,18 @@ class Serving:
             self.lines.append(line)
 
 
+def test_the_model_is_named_as_each_command_wants_it() -> None:
+    def command_of(*base: str) -> list[str]:
+        settings = Config(
+            model=ModelSettings(model="a/model"), gateway=GatewaySettings(vllm_command=base)
+        )
+        return list(vllm_plan(settings).command(Path(), Path()))
+
+    assert command_of("vllm", "serve")[:4] == ["vllm", "serve", "a/model", "--host"]
+    module = ("python", "-m", "vllm.entrypoints.openai.api_server")
+    assert command_of(*module)[3:6] == ["--model", "a/model", "--host"]
+
+
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
     made = Serving(tmp_path)
@@ -115,7 +130,8 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 def test_vllm_is_started_watched_and_answered_for(serving: Serving) -> None:
     client = serving.client
-    assert serving.told.startswith("fake vllm a/model --host 127.0.0.1 --port ")
+    assert serving.told.startswith("fake vllm --model a/model --host 127.0.0.1 --port ")
+    assert "--enable-prompt-tokens-details" in serving.told
     assert client.chat().text() == "w0 w1 w2 w3 w4 w5 w6 w7"
     reply = client.chat(stream=True)
     assert reply.finish() == "stop"
@@ -133,3 +149,18 @@ def test_vllm_does_not_outlive_a_gateway_that_is_killed(serving: Serving) -> Non
     assert serving.engines
     serving.stop(signal.SIGKILL)
     until(lambda: not serving.engines, "vLLM to be ended", 60.0)
+
+
+def test_a_drain_lets_vllm_finish_what_it_would_cut(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, FAKE_VLLM_DELAY_S="0.2")
+    try:
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(serving.client.chat, stream=True)
+            open_now = "kvota_gateway_requests_open"
+            until(lambda: serving.client.metric(open_now) == 1, "the stream to run")
+            serving.process.send_signal(signal.SIGTERM)
+            assert running.result().finish() == "stop"
+        assert serving.process.wait(30) == 0
+    finally:
+        serving.close()
+    assert not serving.engines

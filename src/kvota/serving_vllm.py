@@ -57,8 +57,9 @@ def vllm_plan(settings: Config) -> NodePlan:
     model = settings.model
     name = model.served_name or Path(model.model).name
     command = (
-        *settings.gateway.vllm_command, model.model,
+        *_command(settings.gateway.vllm_command, model.model),
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", name,
+        "--enable-prompt-tokens-details",  # in usage: tokens that the prefix cache had
         *arguments(flags), *settings.gateway.vllm_arguments,
     )  # fmt: skip
     return NodePlan(
@@ -75,6 +76,11 @@ def vllm_plan(settings: Config) -> NodePlan:
         kind=BackendKind.VLLM,
         url=f"http://127.0.0.1:{port}",
     )
+
+
+def _command(base: Sequence[str], model: str) -> tuple[str, ...]:
+    """`vllm serve` takes the model by place; its module, and what else stands in, by name alone."""
+    return (*base, model) if base[-1] == "serve" else (*base, "--model", model)
 
 
 def _shown_flags(settings: Config) -> Sequence[Flag]:

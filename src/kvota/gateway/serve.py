@@ -111,10 +111,7 @@ async def _start(gateway: Gateway, told: asyncio.Event) -> bool:
 async def _drain(gateway: Gateway, timeout_s: float) -> None:
     """Finish what runs, in order: the door, the node's own drain, foreign answers, the node."""
     gateway.begin_drain()
-    ends = [gateway.live.wait_idle()]
-    if gateway.own is not None:
-        ends.append(gateway.own.supervisor.stop())
-    leaving = asyncio.gather(*ends)
+    leaving = asyncio.create_task(_leave(gateway, timeout_s))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s + CUT_GRACE_S * (gateway.own is not None)):
             await asyncio.shield(leaving)
@@ -125,6 +122,24 @@ async def _drain(gateway: Gateway, timeout_s: float) -> None:
     if gateway.own is not None and not leaving.done():
         gateway.own.supervisor.kill()
     await leaving
+
+
+async def _leave(gateway: Gateway, timeout_s: float) -> None:
+    """Return when every answer is given and the engine is gone.
+
+    Our node finishes what it has begun. Others may not: vLLM ends its requests when it is told to
+    stop, so it is told when they are done, or their time is over.
+    """
+    own, idle = gateway.own, gateway.live.wait_idle
+    if own is None:
+        await idle()
+    elif own.backend.is_own_kind:
+        await asyncio.gather(idle(), own.supervisor.stop())
+    else:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await idle()
+        await own.supervisor.stop()
 
 
 def _exit_status(failed: NeverServed, screen: Console) -> int:

@@ -8,9 +8,12 @@ behind a whole gateway, on real sockets.
 
 import asyncio
 import os
+import re
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -23,6 +26,7 @@ from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.counting import BackendCounter
 from kvota.gateway.upstream.kinds import TRAITS, BackendKind
 from kvota.gateway.upstream.probing import Prober
+from kvota.sizing.vllm import VllmBill, Wishes, vllm_flags
 from tests.support.gateway_node import LiveGateway
 from tests.support.http_client import CHAT, COMPLETIONS, Client, Reply
 from tests.support.live_node import until
@@ -197,3 +201,25 @@ def test_more_than_it_may_run_wait_here_and_all_are_answered(world: RealWorld) -
     assert {reply.status for reply in replies} == {200}
     assert all(reply.finish() in ("length", "stop") for reply in replies)
     world.wait_idle()
+
+
+VLLM_PYTHON: Final = Path(".venv-vllm/bin/python")
+
+
+@pytest.mark.skipif("vllm" not in REAL, reason="no vLLM is here")
+def test_this_vllm_knows_every_flag_that_it_is_given() -> None:
+    """What `kvota serve --engine vllm` computes, and the two kinds of KV cache that it asks for."""
+    asked = subprocess.run(
+        [VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--help=all"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    known = {word.rstrip(",") for word in asked.stdout.split() if word.startswith("--")}
+    bill = VllmBill(
+        device_bytes=80 * 2**30, weight_bytes=2**30, activation_bytes=0, outside_torch_bytes=0,
+        graph_bytes=0, others_bytes=0, kv_bytes_per_token=2**16,
+    )  # fmt: skip
+    flags = vllm_flags(bill, Wishes(context_max=8192, has_fp8=True, tensor_parallel=2))
+    fixed = {"--host", "--port", "--served-model-name", "--model", "--enable-prompt-tokens-details"}
+    assert {flag.name for flag in flags} | fixed <= known
+    [choices] = re.findall(r"--kv-cache-dtype \{([^}]*)\}", asked.stdout)[:1]
+    assert {"auto", "fp8"} <= set(choices.split(","))
