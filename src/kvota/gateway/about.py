@@ -10,6 +10,7 @@ from starlette.responses import Response
 from kvota.core.errors import KvotaError, Refusal, Refused
 from kvota.gateway.auth import Door, model_not_found
 from kvota.gateway.backends import Backend
+from kvota.gateway.desk_page import Desk, DeskPage
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.live import Live, going_away
 from kvota.gateway.metrics import GatewayMetrics
@@ -37,6 +38,7 @@ class About:
         self._door = door
         self._metrics = metrics
         self._own = own
+        self._desks = DeskPage(lambda: _desks(live))
 
     async def health(self, request: HttpRequest) -> Response:
         """The process is alive; says nothing else on purpose."""
@@ -72,7 +74,7 @@ class About:
             ) from error
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Ours, and where one node alone is behind us, its own as it is."""
+        """Ours, and where one node alone is behind us, its own as it is; else our desks'."""
         if self._live.now.settings.metrics_need_key:
             self._gatekeeper.require_admin(request)
         page = self._metrics.render()
@@ -80,6 +82,8 @@ class About:
         if len(nodes) == 1:
             with contextlib.suppress(KvotaError):  # away: kvota_gateway_node_up says so
                 page += await nodes[0].upstream.fetch("/metrics", timeout_s=PAGE_TIMEOUT_S)
+        else:
+            page += self._desks.render()
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: HttpRequest) -> Response:
@@ -105,6 +109,15 @@ class About:
             raise model_not_found(name)
         self._door.check_model(caller, route.name)
         return json_response(_card(name, route))
+
+
+def _desks(live: Live) -> list[Desk]:
+    backends = {one.name: one for one in _backends(live)}
+    return [
+        (name, one.desk.snapshot(), one.desk.settings)
+        for name, one in backends.items()
+        if one.desk is not None
+    ]
 
 
 def own_nodes(live: Live) -> list[Backend]:
