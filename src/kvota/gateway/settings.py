@@ -28,10 +28,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """`[gateway]`: keys, limits, filters, and how patient to be with backends."""
 
     engine: Literal["kvota", "vllm"] = "kvota"  # what `kvota serve` starts behind the gateway
-    vllm_command: tuple[str, ...] = (
-        "vllm",
-        "serve",
-    )  # the model follows; or the module, where that does not start
+    # The model follows. Where that does not start, the module: see docs/gateway.md.
+    vllm_command: tuple[str, ...] = ("vllm", "serve")
     vllm_arguments: tuple[str, ...] = ()  # after those that are computed, so these win
     database: str | None = None  # URL of keys and usage; None: a file in the state directory
     state_dir: str | None = None  # None: the user's
