@@ -102,6 +102,8 @@ class Entry:
     @property
     def longest_open(self) -> int:
         """Tokens of the longest choice that goes on."""
+        if len(self.produced) == 1:
+            return self.produced[0]
         pairs = zip(self.produced, self.is_done, strict=True)
         return max((tokens for tokens, done in pairs if not done), default=max(self.produced))
 

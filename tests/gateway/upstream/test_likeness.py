@@ -73,7 +73,7 @@ def test_a_passage_says_the_same_as_one_that_decodes_everything(
     )  # fmt: skip
     heard, heard_blind = Heard(), Heard()
     sharp, blind = Passage(ask, watcher=heard), Passage(ask, watcher=heard_blind)
-    blind._likeness = Blind()
+    blind.likeness = Blind()
     for number, value in enumerate(values_of(stream)):
         assert sharp.take(value, number) == blind.take(value, number)
         sharp.report()
@@ -86,11 +86,18 @@ def test_a_passage_says_the_same_as_one_that_decodes_everything(
 
 @given(streams)
 def test_an_answer_is_put_together_the_same(stream: list[tuple[Any, str]]) -> None:
+    passage = Passage(Ask(is_stream=False, num_choices=2), watcher=Heard())
     sharp, blind = Assembler(), Assembler()
-    blind._likeness = Blind()
-    for value in values_of(stream):
-        sharp.add(value)
-        blind.add(value)
+    for number, value in enumerate(values_of(stream)):
+        passed = passage.take(value, number)
+        if passed is None:
+            continue
+        blind.add(passed)
+        if passage.alike_text is None:
+            sharp.add(passed)
+        else:
+            alike = passage.likeness
+            sharp.add_text(alike.choice, alike.field, passage.alike_text, len(passed))
     assert sharp.body({}) == blind.body({})
     assert sharp.num_bytes == blind.num_bytes
 

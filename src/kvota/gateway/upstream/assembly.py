@@ -11,8 +11,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from kvota.gateway.upstream.likeness import Likeness
-
 _JOINED: Final = frozenset(
     {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments"}
 )
@@ -48,18 +46,13 @@ class Assembler:
     def __init__(self) -> None:
         self._head: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._likeness = Likeness()
-        self._texts: list[str] = []  # of chunks that were alike, not joined yet
+        self._texts: list[str] = []  # not joined yet,
+        self._texts_of = (0, "")  # of this choice, and its field
         self.num_bytes = 0
 
     def add(self, value: bytes) -> None:
         self.num_bytes += len(value)
-        text = self._likeness.text(value)
-        if text is not None:
-            self._texts.append(text)
-            return
         self._join_texts()
-        self._likeness.learn(value)
         chunk: dict[str, Any] = msgspec.json.decode(value)
         for part in chunk.pop("choices", ()):
             choice = self._choices.setdefault(part.get("index", 0), {"index": 0})
@@ -67,6 +60,14 @@ class Assembler:
         for name, said in chunk.items():
             if said is not None:
                 self._head.setdefault(name, said)
+
+    def add_text(self, choice: int, field: str, text: str, num_bytes: int) -> None:
+        """A chunk like one that was added, but for its text (`likeness.py`)."""
+        self.num_bytes += num_bytes
+        if self._texts_of != (choice, field):
+            self._join_texts()
+            self._texts_of = choice, field
+        self._texts.append(text)
 
     def body(self, usage: Mapping[str, Any]) -> AssembledBody:
         """Raises msgspec.MsgspecError when the top level is not what it must be."""
@@ -77,9 +78,8 @@ class Assembler:
         return msgspec.convert(fields, AssembledBody)
 
     def _join_texts(self) -> None:
-        """Chunks that were alike say nothing new but their texts."""
         if self._texts:
-            choice, field = self._choices[self._likeness.choice], self._likeness.field
+            choice, field = self._choices[self._texts_of[0]], self._texts_of[1]
             holder = choice["delta"] if field == "content" else choice
             holder[field] = _joined(field, holder.get(field), "".join(self._texts))
             self._texts.clear()

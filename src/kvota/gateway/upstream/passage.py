@@ -125,7 +125,8 @@ class Passage:
         self._num_seen = 0  # tokens, counted from chunks
         self._usage: bytes | None = None  # the usage object, as it came
         self._like: bytes | None = None  # a chunk of this stream
-        self._likeness = Likeness()  # of chunks that are counted and changed alike
+        self.likeness = Likeness()  # of chunks that are counted and changed alike
+        self.alike_text: str | None = None  # of the chunk taken last, if it was one of those
         self._hides_null = False  # their usage, which is null
         self._renamings: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -138,7 +139,8 @@ class Passage:
         """What the client gets for it, if anything. Raises BrokenEvent, ErrorEvent, or whatever
         the filter raises.
         """
-        if self._likeness.text(value) is not None:
+        self.alike_text = self.likeness.text(value)
+        if self.alike_text is not None:
             return self._take_alike(value, now)
         if value == DONE:
             self.is_done = True
@@ -156,13 +158,13 @@ class Passage:
             raise BrokenEvent("one chunk speaks of a choice twice")
         ended = self._ended_before(parts)
         self._count(parts, chunk.usage, ended, now)
-        if self._filter is None and not ended and self.has_content and self._likeness.learn(value):
+        if self._filter is None and not ended and self.has_content and self.likeness.learn(value):
             self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
 
     def _take_alike(self, value: bytes, now: float) -> bytes | None:
         """What `take` does with one more text of a choice, and nothing else in the chunk."""
-        choice, tally = self._likeness.choice, self.tally
+        choice, tally = self.likeness.choice, self.tally
         if choice in tally.finish_reasons:
             return None
         self._produced[choice] += 1

@@ -14,7 +14,8 @@ and whatever else came before the content is held back until then, so no client 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import msgspec
@@ -95,6 +96,7 @@ class Relay:
         self._reader = SseReader(reply.settings.line_bytes_max)
         self._passage = Passage(ask, watcher=watcher or Unwatched(), text_filter=text_filter)
         self._ready: list[bytes] = []  # for the client
+        self._keep: Callable[[bytes], None] = self._ready.append  # what may go to the client
         self._num_held = 0
         self._is_over = False
         self.read_s: float | None = None  # when the latest of the answer came
@@ -144,12 +146,10 @@ class Relay:
         """The whole answer as one body. Raises as `begin`."""
         if self._is_whole:
             return await self._collect_whole()
-        await self.begin()
         assembler = Assembler()
+        self._keep = functools.partial(self._add_to, assembler)
+        await self.begin()
         while True:
-            for value in self._ready:
-                assembler.add(value)
-            self._ready.clear()
             if assembler.num_bytes > self._reply.settings.body_bytes_max:
                 raise self._reply.failure(FailureKind.TOO_LARGE, "does not stop answering")
             if self._is_over:
@@ -174,7 +174,7 @@ class Relay:
             for value in values:
                 passed = passage.take(value, now)
                 if passed is not None:
-                    self._ready.append(passed)
+                    self._keep(passed)
                     self._num_held += len(passed)
                 if passage.is_done:
                     break
@@ -221,6 +221,14 @@ class Relay:
             async with asyncio.timeout(LINGER_S):
                 while await self._reply.read():
                     pass
+
+    def _add_to(self, assembler: Assembler, value: bytes) -> None:
+        passage = self._passage
+        if passage.alike_text is None:
+            assembler.add(value)
+            return
+        alike = passage.likeness
+        assembler.add_text(alike.choice, alike.field, passage.alike_text, len(value))
 
     def _take(self) -> bytes:
         content = b"data: " + b"\n\ndata: ".join(self._ready) + b"\n\n"
