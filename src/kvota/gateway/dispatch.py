@@ -131,7 +131,7 @@ class Dispatcher:
             if attempts.after(failure, content_sent=has_sent, now=self._clock.now()) is not None:
                 raise _last(error, target, has_sent=has_sent) from error
             return _last(error, target, has_sent=False)
-        except BaseException:
+        except BaseException:  # cancelled, or a bug: says nothing of the backend, and is raised on
             target.backend.breaker.withdraw(target.permit, self._clock.now())
             raise
         self._judge(target, None, None, call, began_s)

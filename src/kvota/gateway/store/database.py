@@ -73,7 +73,7 @@ def open_database(url: str, *metadata: sa.MetaData) -> Database:
             for tables in (_schema, *metadata):
                 tables.create_all(connection)
             _check_version(connection)
-    except BaseException:
+    except BaseException:  # interrupted as well: nobody gets the engine, so it is closed here
         engine.dispose()
         raise
     return Database(engine)

@@ -120,7 +120,7 @@ class ForeignDesk:
             async with place.scope:
                 await place.granted
                 yield place
-        except BaseException as error:
+        except BaseException as error:  # noted for the desk, and raised on
             if isinstance(error, TimeoutError) and place.cut_by is not None:
                 outcome = _outcome_of(place.cut_by)
                 raise place.cut_by from None
