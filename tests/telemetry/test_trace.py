@@ -1,12 +1,13 @@
 """One trace per request, with a span for each stage that it reached."""
 
 import sys
+import threading
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -135,6 +136,18 @@ def test_any_header_gives_a_context_that_can_be_sent_on(header: str, seed: int) 
 def test_a_failure_is_marked() -> None:
     times = RequestTimes(arrived_unix_s=0.0, ended_at_s=0.01, is_failed=True)
     assert recorded(times)["request"].status.is_ok is False
+
+
+def test_a_collector_that_is_gone_does_not_keep_a_process() -> None:
+    is_over = threading.Event()
+
+    class Stuck(SpanProcessor):
+        def shutdown(self) -> None:
+            is_over.wait()
+
+    OtelTracing(Stuck(), close_timeout_s=0.01).close()
+    assert not is_over.is_set()
+    is_over.set()
 
 
 def test_nobody_asked_means_nothing_is_made() -> None:

@@ -1,5 +1,7 @@
 """Finished requests as OpenTelemetry spans. Needs the extra `tracing`; imported only with it."""
 
+import threading
+
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -8,7 +10,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from kvota.telemetry.trace import RequestTimes, TraceContext, nanoseconds, stages
 
-FLUSH_TIMEOUT_MS = 3_000
+CLOSE_TIMEOUT_S = 4.0
 
 
 class OtelTracing:
@@ -17,7 +19,14 @@ class OtelTracing:
     A span's id was given out when the request was sent on, before there is a span. For one thread.
     """
 
-    def __init__(self, processor: SpanProcessor, *, service: str = "kvota") -> None:
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        *,
+        service: str = "kvota",
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
+        self._close_timeout_s = close_timeout_s
         self._ids = _Ids()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
@@ -48,8 +57,10 @@ class OtelTracing:
         request.end(nanoseconds(times, max(0.0, times.ended_at_s)))
 
     def close(self) -> None:
-        self._provider.force_flush(FLUSH_TIMEOUT_MS)
-        self._provider.shutdown()
+        # What is held back is sent first, and that is not bounded: a collector may be gone.
+        closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(self._close_timeout_s)
 
 
 class _Ids(RandomIdGenerator):

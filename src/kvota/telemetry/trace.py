@@ -28,6 +28,9 @@ _TRACEPARENT: Final = re.compile(
     r"|(?!00)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?)"
 )
 _SAMPLED: Final = "01"
+EXPORT_TIMEOUT_S: Final = (
+    2.0  # for one batch, with all its tries: the end of a process waits for it
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,8 @@ def new_tracing(endpoint: str | None, *, service: str) -> Tracing | None:
             f"trace_endpoint needs OpenTelemetry ({error}); install it with "
             "`pip install 'kvota[tracing]'`, or leave trace_endpoint out."
         ) from error
-    return OtelTracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), service=service)
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    return OtelTracing(BatchSpanProcessor(exporter), service=service)
 
 
 def nanoseconds(times: RequestTimes, offset_s: float) -> int:
