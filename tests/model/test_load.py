@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -13,4 +14,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_counts
 ) -> None:
     write_safetensors(tmp_path, architecture=tiny_architecture("llama", vocab_size=256))
     with pytest.raises(ModelError, match=rf"tokenizer has {VOCAB_SIZE} tokens.* only 256"):
+        load_model(tmp_path)
+
+
+def test_a_template_that_does_not_compile_names_the_model(tmp_path: Path) -> None:
+    write_safetensors(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{% for %}"}')
+    with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path))}: .* does not compile"):
         load_model(tmp_path)

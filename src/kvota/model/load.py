@@ -72,7 +72,7 @@ def load_model(
     """
     kind = kind_of(path)
     tokenizer = _tokenizer(path, kind)
-    template = _template(tokenizer)
+    template = _template(tokenizer, path)
     weight_format = WeightFormat(weights)
     paged, label, warnings = _paged(path, kind, weight_format, max_model_len, progress)
     if max_model_len is not None and max_model_len > paged.max_position:
@@ -105,12 +105,15 @@ def _tokenizer(path: Path, kind: ModelKind) -> Tokenizer:
     return Tokenizer.from_directory(path)
 
 
-def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
+def _template(tokenizer: Tokenizer, path: Path) -> ChatTemplate | None:
     if tokenizer.chat_template is None:
         return None
-    return ChatTemplate(
-        tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-    )
+    try:
+        return ChatTemplate(
+            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}") from error
 
 
 def _paged(
