@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvota.edge.listening import bind
-from kvota.edge.liveness import GONE_AFTER_S, notice_vanished
+from kvota.edge.liveness import GONE_AFTER_S, gone_after_s, notice_vanished
 from kvota.edge.settings import EdgeSettings
 from tests.support.vanishing import on_linux, vanish
 
@@ -61,4 +61,5 @@ def test_every_connection_of_a_server_is_told_to_notice() -> None:
 
 def test_a_slow_reader_is_told_apart_from_one_that_is_gone() -> None:
     """Who takes nothing is cut by us, with an outcome of its own, before the kernel does it."""
-    assert EdgeSettings().send_timeout_s < GONE_AFTER_S
+    for send_timeout_s in (0.5, EdgeSettings().send_timeout_s, 600.0):
+        assert GONE_AFTER_S <= gone_after_s(send_timeout_s) > send_timeout_s

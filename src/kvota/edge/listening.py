@@ -13,7 +13,7 @@ import uvicorn
 
 from kvota.core.errors import ConfigError
 from kvota.edge.connection import BoundedConnection
-from kvota.edge.liveness import notice_vanished
+from kvota.edge.liveness import GONE_AFTER_S, notice_vanished
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
@@ -21,7 +21,7 @@ FLUSH_TIMEOUT_S = 2
 EXIT_FORCED = 130
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, gone_after_s: float = GONE_AFTER_S) -> socket.socket:
     """Take the address, without listening on it yet. Raises ConfigError when it cannot be had.
 
     Clients that vanish from its connections are noticed (`liveness.py`).
@@ -33,7 +33,7 @@ def bind(host: str, port: int) -> socket.socket:
         taken = socket.socket(family, kind, protocol)
         try:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            notice_vanished(taken)
+            notice_vanished(taken, gone_after_s)
             taken.bind(address)
         except OSError:
             taken.close()

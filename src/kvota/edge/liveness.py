@@ -4,8 +4,8 @@
     neither side has sent anything               keepalive probes   from `SILENT_S` on, cut by then
 
 Without this the kernel goes on for a quarter of an hour while data waits, and for ever while none
-does. It also cuts a peer that lives but takes nothing, which a little sooner is a slow reader's
-outcome (`send_timeout_s`). An option that a platform does not have is left out.
+does. It also cuts a peer that lives but takes nothing; that is a slow reader, which we cut sooner
+and with an outcome of its own (`send_timeout_s`). An option that a platform lacks is left out.
 
 Set on a listening socket, Linux gives it to every connection that it accepts.
 """
@@ -13,9 +13,15 @@ Set on a listening socket, Linux gives it to every connection that it accepts.
 import socket
 from typing import Final
 
-GONE_AFTER_S: Final = 40.0  # longer than the `send_timeout_s` that is the default
+GONE_AFTER_S: Final = 40.0
+SOONER_S: Final = 10.0  # a slow reader is cut by us
 NUM_PROBES: Final = 5
 _SILENT_SHARE: Final = 3 / 8  # of it, before the first probe; the rest is for the probes
+
+
+def gone_after_s(send_timeout_s: float) -> float:
+    """How long a peer may be gone, where slow readers have so long."""
+    return max(GONE_AFTER_S, send_timeout_s + SOONER_S)
 
 
 def notice_vanished(connection: socket.socket, gone_after_s: float = GONE_AFTER_S) -> None:

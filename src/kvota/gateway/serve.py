@@ -27,6 +27,7 @@ from rich.console import Console
 
 from kvota.core.clock import SystemClock
 from kvota.edge.listening import bind, http_server, listen, stop_signals
+from kvota.edge.liveness import gone_after_s
 from kvota.gateway.assembly import Gateway
 from kvota.gateway.auth import refuse_open_door
 from kvota.gateway.plan import ServePlan
@@ -45,7 +46,9 @@ def run(plan: ServePlan) -> int:
     """Serve until told to stop. Returns the exit status; raises StartupError before listening."""
     screen = Console(stderr=True, highlight=False)
     with ExitStack() as closing:
-        taken = closing.enter_context(bind(plan.host, plan.port))
+        taken = closing.enter_context(
+            bind(plan.host, plan.port, gone_after_s=gone_after_s(plan.edge.send_timeout_s))
+        )
         clock, log = SystemClock(), new_log(sys.stderr)
         stores = open_stores(
             plan.gateway, plan.host, plan.environment, clock, log, closing,

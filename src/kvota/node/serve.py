@@ -28,6 +28,7 @@ from kvota.desk.desk import Desk
 from kvota.desk.entry import lane_of
 from kvota.desk.forecast import Forecast
 from kvota.edge.listening import bind, bind_unix, listen
+from kvota.edge.liveness import gone_after_s
 from kvota.edge.supervision import NodeReady, announce
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
@@ -151,7 +152,7 @@ def _tell(
 def _bind(server: ServerSettings) -> socket.socket:
     if server.unix_socket is not None:
         return bind_unix(Path(server.unix_socket))
-    return bind(server.host, server.port)
+    return bind(server.host, server.port, gone_after_s=gone_after_s(server.send_timeout_s))
 
 
 def _load_node(
