@@ -8,10 +8,10 @@ without the turns of the loop, several times faster:
     leap   how long is each step · which blocks are taken and filled · k tokens for everybody
 
 A step can be part of a leap when the engine decides nothing in it: no letter is in its mailbox, no
-deadline of its own has passed, nobody can be admitted, and everybody who runs has one choice, is
-past the first token and not at the last. Only the last step of a leap may end at a moment at which
-something happens around the engine: an arrival, a deadline of the desk, a look at the line. That is
-then left to the world and the desk themselves.
+deadline of its own has passed, nobody can be admitted, and everybody who runs has one choice and is
+past the first token. Only the last step of a leap may bring somebody's last token, or end at a
+moment at which something happens around the engine: an arrival, a deadline of the desk, a look at
+the line. The engine ends whoever it is, and the world and the desk do the rest themselves.
 
 The result is that of the turns to the last bit: floats are added in the same order, blocks are
 taken and filled in the same order. For that this file knows more of the parts than anything else
@@ -20,7 +20,7 @@ may, and `tests/sim/test_leap.py` holds it to them: the same worlds with and wit
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from kvota.core.clock import ManualClock
 from kvota.core.errors import Outcome
+from kvota.core.plan import Sampled
 from kvota.core.request import Band
 from kvota.desk.desk import RECHECK_S, Desk
 from kvota.desk.entry import Entry
@@ -40,7 +41,7 @@ from kvota.scheduler.sequence import Sequence as TokenSequence
 from kvota.sim.agenda import Agenda
 from kvota.sim.desk_door import DeskDoor
 from kvota.sim.door import Door
-from kvota.sim.executor import WORD
+from kvota.sim.executor import END, WORD
 from kvota.sim.node import SimulatedNode
 from kvota.telemetry.steps import StepTerms
 
@@ -54,15 +55,20 @@ class Runner(NamedTuple):
     sequence: TokenSequence
     choice: Choice
     entry: Entry | None
+    num_left: int  # tokens, the last one included
 
 
 @dataclass(frozen=True, slots=True)
 class Leapt:
-    """When each step ended, the share of all blocks used then, and who got a token in each."""
+    """When each step ended, the share of all blocks used then, and who got a token in each.
+
+    Those of `ended` got their last one in the last step. The engine has published it.
+    """
 
     ends_s: Sequence[float]
     used: Sequence[float]
     runners: Sequence[Runner]
+    ended: Collection[str]  # request ids
 
     @property
     def num_steps(self) -> int:
@@ -104,18 +110,22 @@ class Leaper:
             return None
         ends_s = _sums(started_s, seconds)
         used = self._advance_engine(runners, [started_s, *ends_s])
+        ended = [one for one in runners if one.num_left == len(ends_s)]
+        if ended:
+            self._end(ended)
+            used[-1] = self._used
         self._node.has_leapt(seconds)
-        return Leapt(ends_s, used, runners)
+        return Leapt(ends_s, used, runners, {one.request_id for one in ended})
 
-    def tell_desk(self, leapt: Leapt, first: int, end: int) -> None:
-        """Everybody has got the tokens of the steps from `first` to before `end`.
+    def tell_desk(self, leapt: Leapt, first: int, end: int, runners: Sequence[Runner]) -> None:
+        """These runners have got the tokens of the steps from `first` to before `end`.
 
         For all steps but the last of the leap, time has passed at the desk as well.
         """
-        if self._door is None or first == end:
+        if self._door is None or first == end or not runners:
             return
         desk, ends_s = self._door.desk, leapt.ends_s[first:end]
-        entries = [one.entry for one in leapt.runners if one.entry is not None]
+        entries = [one.entry for one in runners if one.entry is not None]
         _pass_pace(desk, entries, ends_s)
         _fill_budget(desk, len(ends_s) * len(entries))
         _charge(desk, entries, len(ends_s))
@@ -132,7 +142,7 @@ class Leaper:
     # --- how far --------------------------------------------------------------------------------
 
     def _runners(self) -> tuple[list[Runner], int]:
-        """All that run, by rank, and steps until the first of them is at its last token.
+        """All that run, by rank, and steps until the first of them has its last token.
 
         Nobody, and none, when the next step does more than decode them.
         """
@@ -147,13 +157,14 @@ class Leaper:
             request = sequence.group.request
             choice = answers[request.id].choices[0]
             last = min(request.sampling.min_tokens, request.max_tokens)
-            most = min(most, last - 1 - choice.num_tokens)
+            num_left = last - choice.num_tokens
+            most = min(most, num_left)
             if most < 1 or request.n > 1 or not _is_decoding(sequence, choice):
                 return [], 0
             entry = self._entry(request.id)
             if self._door is not None and entry is None:
                 return [], 0
-            runners.append(Runner(request.id, sequence, choice, entry))
+            runners.append(Runner(request.id, sequence, choice, entry, num_left))
         runners.reverse()
         return runners, most if runners else 0
 
@@ -219,7 +230,7 @@ class Leaper:
         scheduler._step += num_steps
         events = _block_events(runners, self._node.cache.block_size, num_steps)
         words = [WORD] * num_steps
-        for _, sequence, choice, _ in runners:
+        for _, sequence, choice, _, _ in runners:
             sequence.tokens.extend(words)
             sequence.planned_step = scheduler._step
             choice.num_tokens += num_steps
@@ -227,8 +238,25 @@ class Leaper:
         for one in runners:
             assert one.sequence.table is not None
             one.sequence.table.num_computed = len(one.sequence.tokens) - 1
+        if (long_share := getattr(scheduler, "_long_share", None)) is not None:
+            long_share.see(has_long=False, has_others=True, now=times_s[-2])
         scheduler.tell_time(times_s[-1])
         return used
+
+    def _end(self, ended: Sequence[Runner]) -> None:
+        """The engine takes their last tokens itself, and publishes what comes of it."""
+        engine = self._node.engine
+        for one in ended:
+            one.choice.num_tokens -= 1
+            is_stop = one.choice.num_tokens + 1 >= one.sequence.group.request.sampling.min_tokens
+            one.sequence.tokens[-1] = END if is_stop else WORD
+            engine._take(one.sequence, Sampled(one.sequence.tokens[-1]), self._clock.now())
+        engine._hand_over()
+
+    @property
+    def _used(self) -> float:
+        cache = self._node.cache
+        return (cache.num_blocks - cache.num_available) / cache.num_blocks
 
     def _move_blocks(
         self, runners: Sequence[Runner], events: Sequence[_BlockEvent], times_s: Sequence[float]
@@ -237,7 +265,7 @@ class Leaper:
         used: list[float] = []
         for step, is_filled, place, num_positions in events:
             while len(used) < step:
-                used.append((cache.num_blocks - cache.num_available) / cache.num_blocks)
+                used.append(self._used)
             sequence = runners[place].sequence
             assert sequence.table is not None
             if is_filled:
@@ -247,8 +275,7 @@ class Leaper:
                 copies = cache.extend(sequence.table, num_positions)
                 assert copies == NO_COPIES, "a leap needs a block that is not there"
                 sequence.group.count_blocks(times_s[step])
-        last = (cache.num_blocks - cache.num_available) / cache.num_blocks
-        return used + [last] * (len(times_s) - 1 - len(used))
+        return used + [self._used] * (len(times_s) - 1 - len(used))
 
 
 def _is_decoding(sequence: TokenSequence, choice: Choice) -> bool:

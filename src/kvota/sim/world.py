@@ -38,7 +38,7 @@ from kvota.sim.desk_door import DeskDoor
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
 from kvota.sim.faults import FaultPlan, Jump, Storm
-from kvota.sim.leap import Leaper, Leapt
+from kvota.sim.leap import Leaper, Leapt, Runner
 from kvota.sim.node import NodeSettings, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
 from kvota.traffic.arrival import Arrival, Scaling, prompt_of
@@ -200,23 +200,43 @@ class World:
         """All that is around the engine in a turn; what happens, happens after the last step."""
         assert self._leaper is not None
         now, num_steps, next_s = self._clock.now(), leapt.num_steps, self._agenda.next_s
-        if next_s is not None and next_s <= now:
-            self._leaper.tell_desk(leapt, 0, num_steps - 1)
+        self._note_tokens(leapt, now)
+        if leapt.ended or (next_s is not None and next_s <= now):
+            self._leaper.tell_desk(leapt, 0, num_steps - 1, leapt.runners)
             self._do_due()
-            self._leaper.tell_desk(leapt, num_steps - 1, num_steps)
+            self._take_last_step(leapt, now)
         else:
-            self._leaper.tell_desk(leapt, 0, num_steps)
-        for one in leapt.runners:
-            record = self._open[one.request_id]
-            record.output_tokens += num_steps
-            record.token_at_s.extend(leapt.ends_s)
-            self._checkers.produced(record, num_steps, now)
+            self._leaper.tell_desk(leapt, 0, num_steps, leapt.runners)
         self._carry_out(self._door.tick(now), now)
         self._num_idle = 0
         for end_s, used in zip(leapt.ends_s, leapt.used, strict=True):
             self._note_use(started_s, end_s, used)
             started_s = end_s
         self._checkers.leapt(leapt.ends_s)
+
+    def _note_tokens(self, leapt: Leapt, now: float) -> None:
+        """For the records. The last tokens are events, and noted when they are taken."""
+        for one in leapt.runners:
+            ends_s = leapt.ends_s[:-1] if one.request_id in leapt.ended else leapt.ends_s
+            if ends_s:
+                record = self._open[one.request_id]
+                record.output_tokens += len(ends_s)
+                record.token_at_s.extend(ends_s)
+                self._checkers.produced(record, len(ends_s), now)
+
+    def _take_last_step(self, leapt: Leapt, now: float) -> None:
+        """In the order of events: who ends makes room, and those after it have no token yet."""
+        assert self._leaper is not None
+        num_steps, events = leapt.num_steps, self._node.take()
+        between: list[Runner] = []
+        for one in leapt.runners:
+            if one.request_id not in leapt.ended:
+                between.append(one)
+                continue
+            self._leaper.tell_desk(leapt, num_steps - 1, num_steps, between)
+            between = []
+            self._take([each for each in events if each[0] == one.request_id], now)
+        self._leaper.tell_desk(leapt, num_steps - 1, num_steps, between)
 
     def _do_due(self) -> None:
         """Everything that was to happen until now, in order, each at its own moment."""
