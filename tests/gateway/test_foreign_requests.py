@@ -18,6 +18,7 @@ from tests.support.http_client import Reply
 from tests.support.live_node import LiveNode, live_node
 
 PATIENCE_S = 20.0
+EMBED = "/v1/embeddings"
 
 
 @pytest.fixture
@@ -204,6 +205,20 @@ async def test_own_and_foreign_requests_are_put_together_and_one_that_is_away_hi
     assert list(await client.listed()) == ["foreign"]
     await client.delete("foreign")
     await client.tasks["foreign"]
+
+
+async def test_texts_to_embed_are_seen_and_ended_like_the_rest(
+    world: GatewayWorld, backend: FakeBackend
+) -> None:
+    backend.overrides[EMBED] = never_answers
+    client = Client(world)
+    asking = world.post(EMBED, {"model": "chat", "input": "a secret"}, x_request_id="vectors")
+    client.tasks["vectors"] = asyncio.create_task(asking)
+    seen = await client.until("vectors", "prefill")
+    assert (seen["backend"], seen["model"]) == ("gpu-1", "chat")
+    assert (await client.delete("vectors")).json["num_cancelled"] == 1
+    assert (await client.tasks["vectors"]).status == 410
+    await client.until_gone()
 
 
 async def test_kvota_top_shows_them(world: GatewayWorld, backend: FakeBackend) -> None:

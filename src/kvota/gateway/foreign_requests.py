@@ -45,8 +45,8 @@ def _desks(live: Live) -> Iterator[tuple[Backend, ForeignDesk]]:
     routes = live.now.table.routes.values()
     backends = {one.name: one for route in routes for one in route.backends}
     for backend in backends.values():
-        if backend.desk is not None:
-            yield backend, backend.desk
+        for desk in backend.desks:
+            yield backend, desk
 
 
 def _shown(

@@ -161,7 +161,7 @@ class PassingAttempt:
             asked.caller, asked.arrival, model=self._target.model, prompt_tokens=tokens,
             max_tokens=1,
         )  # fmt: skip
-        async with desk.admitted(ticket) as place:
+        async with desk.admitted(ticket, asked.arrival.client_id) as place:
             self._call.queued_s = place.queued_s
             queued_ms = b"%d" % round(1000 * place.queued_s)
             self._exchange.headers.append((b"x-kvota-queue-ms", queued_ms))
