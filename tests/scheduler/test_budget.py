@@ -13,13 +13,13 @@ def new_budget(num_tokens: int = 100, **limits: int | float) -> StepBudget:
 
 def test_a_lone_long_prompt_may_take_everything() -> None:
     budget = new_budget()
-    budget.open_prompts(has_long=True, has_others=False)
+    budget.open_prompts(has_long=True, share=1.0)
     assert budget.room(500, is_long=True, wants_logprobs=False) == 100
 
 
 def test_beside_others_long_prompts_share_their_share() -> None:
     budget = new_budget()
-    budget.open_prompts(has_long=True, has_others=True)
+    budget.open_prompts(has_long=True, share=0.5)
     assert budget.room(500, is_long=True, wants_logprobs=False) == 50
     budget.take(50, is_long=True, wants_logprobs=False)
     assert budget.room(500, is_long=True, wants_logprobs=False) == 0
@@ -29,7 +29,7 @@ def test_beside_others_long_prompts_share_their_share() -> None:
 
 def test_short_prompts_leave_something_for_a_long_one_that_comes_after() -> None:
     budget = new_budget(16)
-    budget.open_prompts(has_long=True, has_others=True)
+    budget.open_prompts(has_long=True, share=0.5)
     assert budget.room(20, is_long=False, wants_logprobs=False) == 14
     budget.take(14, is_long=False, wants_logprobs=False)
     assert budget.room(20, is_long=False, wants_logprobs=False) == 0
@@ -45,7 +45,7 @@ def test_decodes_leave_something_for_prompts_in_progress() -> None:
 
 def test_prompts_whose_logprobs_are_wanted_are_limited_together() -> None:
     budget = new_budget(max_prompt_logprob_tokens=12)
-    budget.open_prompts(has_long=False, has_others=True)
+    budget.open_prompts(has_long=False, share=0.5)
     assert budget.room(10, is_long=False, wants_logprobs=True) == 10
     budget.take(10, is_long=False, wants_logprobs=True)
     assert budget.room(10, is_long=False, wants_logprobs=True) == 2
@@ -61,11 +61,11 @@ def test_prompts_whose_logprobs_are_wanted_are_limited_together() -> None:
 def test_the_budget_is_never_exceeded_and_the_first_long_prompt_always_gets_something(
     num_tokens: int, num_decodes: int, prompts: list[int], share: float
 ) -> None:
-    budget = new_budget(num_tokens, long_prefill_share=share)
+    budget = new_budget(num_tokens)
     budget.left -= min(num_decodes, budget.decodes_max(has_prompts=True))
     after_decodes = budget.left
     long = [prompt for prompt in prompts if budget.is_long(prompt)]
-    budget.open_prompts(has_long=bool(long), has_others=True)
+    budget.open_prompts(has_long=bool(long), share=share)
     given_to: list[tuple[int, int]] = []
     for prompt in prompts:
         is_long = budget.is_long(prompt)

@@ -9,6 +9,7 @@ import pytest
 
 from kvota.core.request import Band
 from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.long_share import OWED_MAX
 from kvota.scheduler.sequence import SequenceGroup, Status
 from tests.support.kv_executor import reference_tokens
 from tests.support.step_loop import StepLoop, assert_is_complete, new_request, only
@@ -87,16 +88,44 @@ def test_a_long_prompt_neither_stalls_a_stream_nor_a_short_request_nor_starves()
     assert chunk_sizes(loop)[only(long).id] == 7, "half of what the decode leaves"
     short = loop.add(new_request("short", TEXT[40:50], 1))
     before = only(stream).num_output
-    num_steps = 0
-    while not short.is_finished:
-        loop.step()
-        num_steps += 1
-        assert chunk_sizes(loop)[only(long).id] > 0
-    assert num_steps <= 2
-    assert only(stream).num_output == before + num_steps, "the stream never skips a step"
+    loop.step()
+    assert short.is_finished, "its prompt had the step for itself"
+    assert only(long).id not in chunk_sizes(loop)
+    loop.step()
+    assert chunk_sizes(loop)[only(long).id] >= 14, "what was owed is paid back"
+    assert only(stream).num_output == before + 2, "the stream never skips a step"
     assert not long.is_prompt_read
     loop.run()
     assert_is_complete(long)
+
+
+def test_a_flood_of_short_prompts_holds_a_long_one_up_for_a_few_steps_and_no_more() -> None:
+    limits = SchedulerLimits(
+        max_num_batched_tokens=16, long_prefill_threshold=16, long_prefill_share=0.25
+    )
+    loop = StepLoop(num_blocks=400, limits=limits)
+    long = loop.add(new_request("long", TEXT[:20] * 16, 2))
+    loop.step()
+    sizes = []
+    for number in range(OWED_MAX + 20):
+        for name in ("a", "b"):
+            loop.add(new_request(f"{name}{number}", TEXT[40 + number : 55 + number], 1))
+        loop.step()
+        sizes.append(chunk_sizes(loop).get(only(long).id, 0))
+    assert sizes[:OWED_MAX] == [0] * OWED_MAX
+    assert all(size > 0 for size in sizes[OWED_MAX:])
+
+
+def test_a_long_prompt_is_not_left_out_for_a_short_one_that_cannot_begin() -> None:
+    limits = SchedulerLimits(
+        max_num_batched_tokens=16, long_prefill_threshold=16, max_running_requests=1
+    )
+    loop = StepLoop(num_blocks=200, limits=limits)
+    long = loop.add(new_request("long", TEXT[:20] * 16, 2))
+    loop.step()
+    loop.add(new_request("short", TEXT[40:50], 1))
+    loop.step()
+    assert chunk_sizes(loop)[only(long).id] > 0
 
 
 def test_a_long_prompt_stays_long_to_its_last_chunk() -> None:

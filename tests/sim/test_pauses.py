@@ -38,6 +38,11 @@ class Run:
         return sum(one.arrival.tenant == tenant for one in done)
 
     @property
+    def completed_tokens(self) -> int:
+        done = [one for one in self.result.records if one.outcome is Outcome.COMPLETED]
+        return sum(one.arrival.prompt_tokens + one.output_tokens for one in done)
+
+    @property
     def recomputed_share(self) -> float:
         ran = [one for one in self.result.records if one.token_at_s]
         computed = sum(one.arrival.prompt_tokens + one.output_tokens for one in ran)
@@ -89,8 +94,9 @@ def test_a_saturated_node_does_not_pause_long_requests_over_and_over() -> None:
     num_long = sum(one.arrival.tenant == "long" for one in ours.result.records)
     assert ours.tally.repeated_pauses <= 0.05 * num_long
     assert ours.recomputed_share <= 0.1
-    for tenant in ("chat", "long"):
-        assert ours.num_completed(tenant) >= 0.95 * never.num_completed(tenant), tenant
+    assert ours.completed_tokens >= 0.95 * never.completed_tokens
+    for tenant in ("chat", "long"):  # one long request more or less is worth seven chats
+        assert ours.num_completed(tenant) >= 0.9 * never.num_completed(tenant), tenant
 
 
 def test_chats_do_not_wait_for_batch_work_that_holds_all_memory() -> None:

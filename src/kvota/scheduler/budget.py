@@ -5,8 +5,8 @@
                          [ long prompts together ≤ share ][ short ones, the rest  ]
 
 Nobody starves, because whoever comes later always keeps a `KEPT_SHARE` of what is at hand: prompts
-in progress against decodes, a long prompt against short ones. Long prompts may take everything as
-long as nothing but long prompts runs or waits.
+in progress against decodes, a long prompt against short ones. How large the share of long prompts
+is in this step, `long_share.py` says.
 """
 
 from dataclasses import dataclass
@@ -70,12 +70,11 @@ class StepBudget:
         """How many sequences may decode, so that prompts in progress keep something."""
         return self.left - _kept(self.left) if has_prompts else self.left
 
-    def open_prompts(self, *, has_long: bool, has_others: bool) -> None:
-        """Decodes are served. `has_long`: a long prompt is in progress; `has_others`: anything
-        but long prompts runs or waits."""
-        share = self._limits.long_prefill_share if has_others else 1.0
-        self._long_room = max(1, int(share * self.left)) if self.left else 0
-        self._kept_for_long = _kept(self.left) if has_long else 0
+    def open_prompts(self, *, has_long: bool, share: float) -> None:
+        """Decodes are served. `has_long`: a long prompt is in progress; `share`: of what is left,
+        for long prompts together; 0: this step is not for them."""
+        self._long_room = max(1, int(share * self.left)) if self.left and share else 0
+        self._kept_for_long = _kept(self.left) if has_long and share else 0
 
     def is_long(self, num_to_read: int) -> bool:
         """Whether a prompt with so many tokens to compute, begun or not, is long.

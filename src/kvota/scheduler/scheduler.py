@@ -8,7 +8,7 @@ There is no prefill phase and no decode phase: each running sequence has tokens 
 there yet, and a step computes some of them. `plan` fills one step under a token budget:
 
 1. every running decode, one token each, in order of rank (in turns when they exceed the budget);
-2. chunks of prompts in progress, oldest first, long ones within their share (`budget.py`);
+2. chunks of prompts in progress, oldest first, long ones within their share (`long_share.py`);
 3. new sequences from the heads of the line (`line.py`), as long as their KV fits.
 
 All blocks of what is known of a sequence are taken when it is admitted, so only growth by decoding
@@ -30,6 +30,7 @@ from kvota.core.request import Request
 from kvota.kv.cache import BlockTable, CacheSnapshot, KVCache
 from kvota.scheduler.budget import SchedulerLimits, StepBudget
 from kvota.scheduler.line import Lane, rank_of
+from kvota.scheduler.long_share import LongShare
 from kvota.scheduler.preemption import VictimChoice
 from kvota.scheduler.roster import Roster
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
@@ -67,6 +68,8 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     is_short_of_memory: bool = False
+    num_decodes: int = 0
+    left_out: list[Sequence] = field(default_factory=list)  # long prompts, for short ones
 
 
 class Scheduler:
@@ -88,6 +91,7 @@ class Scheduler:
         self._limits = limits
         self._roster = Roster(cache, limits)
         self._victims = VictimChoice(limits)
+        self._long_share = LongShare(limits.long_prefill_share)
         self._in_flight: StepPlan | None = None
         self._step = 0
         self._turn = 0
@@ -233,10 +237,12 @@ class Scheduler:
                 prompts.append(sequence)
         num_before = self._roster.num_preemptions
         self._plan_decodes(draft, decodes, has_prompts=bool(prompts))
-        self._plan_prompts(draft, prompts)
+        self._plan_prompts(draft, prompts, now)
         is_tight = draft.is_short_of_memory or self._roster.num_preemptions > num_before
         if admits and not is_tight:
             self._admit(draft, now)
+        if draft.left_out:
+            self._settle_left_out(draft, now, admits=admits and not is_tight)
         return draft
 
     def _plan_decodes(self, draft: _Draft, decodes: list[Sequence], *, has_prompts: bool) -> None:
@@ -263,6 +269,7 @@ class Scheduler:
             chunks.append(
                 Chunk(sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws)
             )
+        draft.num_decodes = len(chunks)
         draft.budget.left -= len(chunks)
 
     def _in_turns(self, decodes: list[Sequence], most: int) -> list[Sequence]:
@@ -282,15 +289,34 @@ class Scheduler:
                 return copies
         return None
 
-    def _plan_prompts(self, draft: _Draft, prompts: list[Sequence]) -> None:
+    def _plan_prompts(self, draft: _Draft, prompts: list[Sequence], now: float) -> None:
         budget = draft.budget
         still = [sequence for sequence in prompts if sequence.table is not None]
-        num_long = sum(budget.is_long(s.num_to_read) for s in still)
-        runs_others = len(self._roster.running) > num_long
-        has_others = runs_others or self._roster.line.num_in(Lane.SHORT) > 0
-        budget.open_prompts(has_long=num_long > 0, has_others=has_others)
+        long = [sequence for sequence in still if budget.is_long(sequence.num_to_read)]
+        has_waiting = self._roster.line.num_in(Lane.SHORT) > 0
+        has_others = has_waiting or len(self._roster.running) > len(long)
+        self._long_share.see(has_long=bool(long), has_others=has_others, now=now)
+        has_short = has_waiting or len(still) > len(long)
+        if long and has_short and self._long_share.may_defer:
+            draft.left_out = long
+            share = 0.0
+        else:
+            share = self._long_share.of_step(now, reads_short=has_short)
+        budget.open_prompts(has_long=bool(long), share=share)
         for sequence in still:
             self._plan_prompt(draft, sequence)
+
+    def _settle_left_out(self, draft: _Draft, now: float, *, admits: bool) -> None:
+        """Owe it to the long prompts, or let them in after all where no short one was read."""
+        if len(draft.chunks) > draft.num_decodes:
+            self._long_share.defer()
+            return
+        share = self._long_share.of_step(now, reads_short=False)
+        draft.budget.open_prompts(has_long=True, share=share)
+        for sequence in draft.left_out:
+            self._plan_prompt(draft, sequence)
+        if admits:
+            self._admit(draft, now)
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
         """As much of the sequence's tokens as the budget gives it; its blocks are there."""
