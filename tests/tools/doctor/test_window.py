@@ -104,3 +104,13 @@ def test_a_counter_that_began_anew_has_no_negative_rate() -> None:
     window = Window(readings)
     assert window.rate_over_time("b_total", "a_total") == [(2.0, 25.0), (4.0, 5.0)]
     assert window.over_time("b_total") == []
+
+
+def test_a_setting_of_several_desks_is_the_largest_and_not_their_sum() -> None:
+    page = Page.parse(
+        'kvota_desk_limit{backend="a",setting="queue_timeout_s"} 30\n'
+        'kvota_desk_limit{backend="b",setting="queue_timeout_s"} 20\n'
+    )
+    window = Window([Reading(at_s=float(at), page=page) for at in range(2)])
+    assert window.limit("queue_timeout_s") == 30
+    assert window.limit("max_waiting_queue") is None

@@ -22,3 +22,7 @@ class Page(Samples):
         """Only the samples that carry all of these labels."""
         wanted: Mapping[str, str] = labels
         return Page([one for one in self._samples if wanted.items() <= one.labels.items()])
+
+    def largest(self, name: str) -> float | None:
+        """The largest value over all labels; None when the page has no such sample."""
+        return max((one.value for one in self._samples if one.name == name), default=None)

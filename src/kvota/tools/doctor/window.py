@@ -174,8 +174,8 @@ class Window:
         return [one.page.by(name, label).get(value, 0.0) for one in self._good]
 
     def limit(self, setting: str) -> float | None:
-        """What a setting of the desk is now; None where it is not shown."""
-        return self.last.page.where(setting=setting).total("kvota_desk_limit")
+        """What a setting of the desk is now, of several desks the largest; None: not shown."""
+        return self.last.page.where(setting=setting).largest("kvota_desk_limit")
 
     @property
     def live(self) -> list[tuple[LiveRequest, ...]]:
