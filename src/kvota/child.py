@@ -30,7 +30,7 @@ def main(file: Path) -> int:
             supervised=True,
         )
     except KvotaError as error:
-        fail(error)
+        fail(error, is_server=True)
 
 
 if __name__ == "__main__":

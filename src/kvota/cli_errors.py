@@ -12,9 +12,10 @@ EXIT_FAILED: Final = 2
 SERVERS: Final = frozenset({"serve", "gateway", "node"})  # the commands that start something
 
 
-def fail(error: KvotaError) -> NoReturn:
-    """Say it, and end the process."""
-    is_starting = not SERVERS.isdisjoint(sys.argv[1:2]) and isinstance(error, StartupError)
+def fail(error: KvotaError, *, is_server: bool = False) -> NoReturn:
+    """Say it, and end the process. `is_server`: it was to be one, whatever is in argv."""
+    is_server = is_server or not SERVERS.isdisjoint(sys.argv[1:2])
+    is_starting = is_server and isinstance(error, StartupError)
     kind = "[bold]kvota cannot start.[/bold] " if is_starting else ""
     Console(stderr=True, highlight=False).print(f"{kind}{escape(error.message)}", soft_wrap=True)
     sys.exit(EXIT_FAILED)

@@ -40,8 +40,8 @@ LABELS = {
 LINE_FIELDS = {
     "event", "level", "timestamp", "request_id", "endpoint", "model", "tenant", "lane", "band",
     "outcome", "status", "streamed", "num_choices", "prompt_tokens", "cached_tokens",
-    "output_tokens", "num_preemptions", "kv_block_s", "queued_s", "first_token_s",
-    "decode_s", "time_per_output_token_s", "total_s",
+    "output_tokens", "num_preemptions", "kv_block_s", "door_s", "queued_s",
+    "first_token_s", "decode_s", "time_per_output_token_s", "total_s",
 }  # fmt: skip
 SECRET = "wxyzq"
 
@@ -131,7 +131,7 @@ def test_a_finished_request_is_one_line_with_all_that_it_took(band: str) -> None
     assert (line["request_id"], line["model"], line["tenant"]) == ("mine", MODEL, "anonymous")
     assert (line["lane"], line["band"], line["outcome"]) == ("short", band, "completed")
     assert (line["prompt_tokens"], line["output_tokens"]) == (len(SECRET), 3)
-    assert (line["queued_s"], line["first_token_s"]) == (0.0, 0.5)
+    assert (line["door_s"], line["queued_s"], line["first_token_s"]) == (0.0, 0.0, 0.5)
     assert line["decode_s"] == 1.0
     assert line["time_per_output_token_s"] == 0.5
     assert line["kv_block_s"] == pytest.approx(1.5), "one block for three steps"
