@@ -70,6 +70,31 @@ def test_a_container_limit_is_respected(tmp_path: Path, name: str) -> None:
     assert memory_limit(tmp_path) == (50_000_000, "the container's limit")
 
 
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        ("1:cpu:/\n0::/system.slice/kvota.service\n", "system.slice/kvota.service/memory.max"),
+        ("0::/system.slice/kvota.service\n", "system.slice/memory.max"),
+        ("9:cpu:/x\n4:memory,hugetlb:/a/b\n", "memory/a/b/memory.limit_in_bytes"),
+        ("4:memory:/a/b\n", "memory/a/memory.limit_in_bytes"),
+    ],
+)
+def test_a_services_own_limit_and_those_above_it_are_respected(
+    tmp_path: Path, own: str, name: str
+) -> None:
+    (tmp_path / "own").write_text(own)
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text("50000000\n")
+    assert memory_limit(tmp_path, tmp_path / "own") == (50_000_000, "this service's limit")
+
+
+def test_another_services_limit_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/a/b\n")
+    (tmp_path / "a/c").mkdir(parents=True)
+    (tmp_path / "a/c/memory.max").write_text("50000000\n")
+    assert memory_limit(tmp_path, tmp_path / "own")[1] == "free on this machine"
+
+
 def test_no_container_limit_means_what_the_machine_has_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     limit, source = memory_limit(tmp_path)

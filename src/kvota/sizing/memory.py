@@ -11,6 +11,7 @@ load beyond the reserve. So a server that has started does not run out of memory
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ACTIVATION_RESERVE_BYTES = 500 * 10**6
 TYPICAL_REQUEST_TOKENS = 1155 + 211
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -136,20 +138,44 @@ def draw_bill(
     )
 
 
-def memory_limit(cgroup: Path = _CGROUP) -> tuple[int, str]:
+def memory_limit(cgroup: Path = _CGROUP, own_groups: Path = _OWN_GROUPS) -> tuple[int, str]:
     """Bytes this process may use, and where that figure comes from.
 
     The lowest of: what the machine has free plus what this process already holds, and the
-    limits of the control groups it may be in (version 2, then version 1).
+    limits of the control groups it may be in (version 2, then version 1). A container shows its
+    own group as the root; without one, a service's limit is that of its group or one above it.
     """
     memory = psutil.virtual_memory()
     free = memory.available + resident_bytes()
     limits = [(free, "free on this machine")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = _read_limit(cgroup / name)
+    for file, source in _limit_files(cgroup, own_groups):
+        limit = _read_limit(file)
         if limit is not None and limit < memory.total:
-            limits.append((limit, "the container's limit"))
+            limits.append((limit, source))
     return min(limits)
+
+
+def _limit_files(cgroup: Path, own_groups: Path) -> Iterator[tuple[Path, str]]:
+    """Every file that may hold a limit for this process, and what to call it."""
+    yield cgroup / "memory.max", "the container's limit"
+    yield cgroup / "memory/memory.limit_in_bytes", "the container's limit"
+    try:
+        lines = own_groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # hierarchy:controllers:/path
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = cgroup, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroup / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = root / path.strip("/")
+        for above in (group, *group.parents):
+            if above == root or not above.is_relative_to(root):
+                break
+            yield above / name, "this service's limit"
 
 
 def resident_bytes() -> int:
