@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,11 @@ from kvota.gateway.caller import KeyLimits
 from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
 from tests.support.embedding_node import MODEL, POISON, EmbeddingNode, embedding_node
-from tests.support.gateway_node import gateway_node
+from tests.support.gateway_node import GatewayNode, gateway_node
 from tests.support.gateway_world import GatewayWorld, gateway_world
 
 EMBED = "/v1/embeddings"
+PATIENCE_S = 20.0
 
 
 @asynccontextmanager
@@ -113,6 +115,17 @@ async def test_a_full_node_refuses_and_who_leaves_makes_room(tmp_path: Path) -> 
         assert (await post()).status == 200
 
 
+def logged_requests(node: GatewayNode, number: int) -> list[Any]:
+    """The log's lines of requests, once there are so many: one is written after its answer."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        events = [json.loads(line) for line in node.gateway.log.splitlines()]
+        lines = [one for one in events if one["event"] == "request"]
+        if len(lines) >= number or time.monotonic() > end_s:
+            return lines
+        time.sleep(0.01)
+
+
 def test_a_node_that_generates_says_that_it_does_not_embed() -> None:
     with gateway_node() as node:
         reply = node.post(EMBED, {"model": node.model, "input": "hi"})
@@ -125,8 +138,7 @@ def test_a_node_that_generates_says_that_it_does_not_embed() -> None:
         )
         back = node.post("/detokenize", {"model": node.model, "tokens": ids.json["tokens"]})
         assert back.json["prompt"] == "hi"
-        events = [json.loads(line) for line in node.gateway.log.splitlines()]
-        lines = [one for one in events if one["event"] == "request"]
+        lines = logged_requests(node, 3)
         assert [(one["endpoint"], one["status"]) for one in lines] == [
             ("embeddings", 404),
             ("tokenize", 200),
