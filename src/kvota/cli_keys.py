@@ -40,6 +40,7 @@ from kvota.gateway.store.usage import (
     iso_day,
     summed,
 )
+from kvota.tools.report.terminal import print_table
 
 EXIT_FAILED: Final = 2
 SEEN_WITHIN: Final = "Running gateways see this within two seconds."
@@ -404,4 +405,4 @@ def _table(titles: Sequence[str]) -> Table:
 
 
 def _print(table: Table) -> None:
-    Console(highlight=False, soft_wrap=True).print(table)
+    print_table(table, Console(highlight=False))

@@ -20,3 +20,17 @@ def test_cells_are_shown_as_they_are() -> None:
     ]
     assert lines[1].rstrip().endswith("[bold]10")
     assert len({len(line.rstrip()) for line in lines}) == 1, "figures end in one column"
+
+
+def test_what_a_program_reads_is_never_broken() -> None:
+    out = io.StringIO()
+    cells = tuple(f"a-long-name-{at}" for at in range(12))
+    show(Table(cells, [cells]), Console(file=out, width=80, highlight=False))
+    assert [tuple(line.split()) for line in out.getvalue().splitlines()] == [cells, cells]
+
+
+def test_a_terminal_is_never_wider_than_it_is() -> None:
+    out = io.StringIO()
+    cells = tuple(f"a-long-name-{at}" for at in range(12))
+    show(Table(cells, [cells]), Console(file=out, width=80, force_terminal=True, color_system=None))
+    assert max(map(len, out.getvalue().splitlines())) <= 80
