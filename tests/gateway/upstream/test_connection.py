@@ -62,6 +62,29 @@ async def test_only_its_own_credential_is_sent(
     }
 
 
+@pytest.mark.parametrize("value", ["a\r\nx-other: b", "a\nx-other: b", "a\rx-other: b"])
+async def test_a_header_cannot_become_two(backend: FakeBackend, value: str) -> None:
+    upstream = upstream_of(backend)
+    with pytest.raises(ValueError, match="line break"):
+        async with upstream.open(CHAT, b"{}", {"x-request-id": value}):
+            pass
+    await upstream.close()
+    assert backend.received == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"), [("me:p%40ss@", "Basic bWU6cEBzcw=="), ("", None)]
+)  # fmt: skip
+async def test_a_credential_in_the_url(backend: FakeBackend, url: str, sent: str | None) -> None:
+    host = backend.url.removeprefix("http://")
+    upstream = Upstream(UpstreamSettings(name="b", url=f"http://{url}{host}"), CLOCK)
+    async with upstream.open(CHAT, b"{}") as reply:
+        await reply.body()
+    await upstream.close()
+    assert backend.received[0].headers.get("authorization") == sent
+    assert backend.received[0].headers["host"] == host
+
+
 def test_a_key_is_not_shown() -> None:
     assert "sk-" not in repr(UpstreamSettings(name="b", url="http://x", api_key="sk-secret"))
 

@@ -203,7 +203,8 @@ class Upstream:
         if body is not None or method != "GET":
             lines.append(f"content-length: {len(body or b'')}")
         head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 + self._standing.count("\n"):
+        num_breaks = len(lines) - 1 + self._standing.count("\n")
+        if head.count("\n") != num_breaks or head.count("\r") != num_breaks:
             raise ValueError("a header with a line break in it")  # it would be another header
         return head.encode() + b"\r\n\r\n" + (body or b"")
 
