@@ -10,6 +10,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError, Outcome, Refusal
+from kvota.desk.settings import Admission
 from kvota.desk.ticket import Granted, Queued, Refused
 from tests.desk.desk_world import DeskWorld, new_desk, new_ticket
 
@@ -86,6 +87,43 @@ def test_a_limit_that_somebody_here_could_never_pass_is_refused() -> None:
     change(one, max_running_requests=4)
     one.drain()
     change(one, max_running_requests=1)
+
+
+# --- the capacity
+
+
+def test_more_memory_lets_in_who_waits_with_the_next_tick() -> None:
+    one = DeskWorld(new_desk(capacity_tokens=30, admission=Admission.RESERVE))
+    for name in ("a", "b", "c"):
+        one.arrive(new_ticket(name), length=10)
+    assert list(one.granted_s) == ["a"]
+    one.desk.resize(60)
+    assert [lease.id for lease in one.desk.tick(one.now).granted] == ["b", "c"]
+
+
+def test_less_memory_takes_nothing_away_and_lets_nobody_in_until_it_is_enough() -> None:
+    one = DeskWorld(new_desk(capacity_tokens=60, admission=Admission.RESERVE))
+    for name in ("a", "b", "c"):
+        assert isinstance(one.arrive(new_ticket(name), length=10), Granted)
+    one.desk.resize(40)
+    one.desk.check()
+    assert isinstance(one.arrive(new_ticket("d"), length=10), Queued)
+    one._release("a", Outcome.COMPLETED)
+    assert "d" not in one.granted_s
+    one._release("b", Outcome.COMPLETED)
+    assert "d" in one.granted_s
+    too_large = one.arrive(new_ticket("e", prompt_tokens=35), length=10)
+    assert isinstance(too_large, Refused)
+    assert "there are 40" in too_large.message
+
+
+def test_who_waits_while_the_memory_shrinks_below_its_need_runs_alone() -> None:
+    one = DeskWorld(new_desk(capacity_tokens=60, admission=Admission.RESERVE))
+    one.arrive(new_ticket("a"), length=10)
+    one.arrive(new_ticket("large", prompt_tokens=45), length=10)
+    one.desk.resize(40)
+    one.drain()
+    assert set(one.outcomes.values()) == {Outcome.COMPLETED}
 
 
 moves = st.lists(

@@ -13,6 +13,7 @@ Public calls; `now` is seconds of the caller's clock and never goes back:
     paused(lease_id, now) -> leases                 the blocks of a Pause are back
     tick(now) -> Ticked(granted, expired, overdue, pauses)
     reconfigure(settings, now) -> leases            other limits, from now on
+    resize(capacity_tokens)                         other capacity, from now on
     position(ticket_id, now) · snapshot() · check()
 
 Calls that make room return the leases granted by it; whoever owns the desk starts them. A lease
@@ -21,11 +22,10 @@ O(log n) in what waits, and O(what runs) where it has to ask the ledger.
 """
 
 import heapq
-from collections.abc import Mapping, Set
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Band
-from kvota.desk.entry import Entry, new_entry
+from kvota.desk.entry import Entry, ids_in, new_entry
 from kvota.desk.fairness import W_IN, W_OUT, TenantCounters
 from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import BandTurns, WaitingLine
@@ -223,11 +223,19 @@ class Desk:
         largest = max((entry.size for entry in self._entries.values()), default=0)
         check_change(self._settings, settings, largest=largest)
         holders = self._holders
-        self._kept = Kept(holders.num_choices, holders.num_long, self._line.num_bounded)
+        num_here = (holders.num_choices, holders.num_long, self._line.num_bounded)
+        self._kept = self._kept.limits_changed(*num_here)
         self._settings = settings
         for part in (self._turn, self._outlook, self._pausing, self._refusals):
             part.follow(settings)
         return self._grant_all(now)
+
+    def resize(self, capacity_tokens: int) -> None:
+        """From now on there is so much KV; who waits has it with the next `tick` at the latest.
+        Leases keep what they have. A ticket in line that is larger now runs alone."""
+        if capacity_tokens != self._ledger.capacity_tokens:
+            self._kept = self._kept.capacity_changed(self._ledger.peak())
+            self._ledger.capacity_tokens, self._has_changed = capacity_tokens, True
 
     # --- views --------------------------------------------------------------------------------
 
@@ -279,8 +287,8 @@ class Desk:
         self._holders.check(self._settings, self._kept)
         self._reading.check(self._holders)
         entries = self._entries
-        assert {one.id for one in self._line} == _ids_in(entries, WAITING), "lost in line"
-        assert {one.id for one in self._holders} == _ids_in(entries, HOLDING), "lost on the way"
+        assert {one.id for one in self._line} == ids_in(entries, WAITING), "lost in line"
+        assert {one.id for one in self._holders} == ids_in(entries, HOLDING), "lost on the way"
         num_waiting_max = max(self._settings.max_waiting_queue, self._kept.num_waiting)
         assert self._line.num_bounded <= num_waiting_max, "the line is too long"
         assert self._tally.arrived == self._tally.ended.total() + len(entries), "an ending is off"
@@ -440,7 +448,3 @@ class Desk:
         deadline_s = entry.next_deadline_s
         assert deadline_s is not None
         heapq.heappush(self._deadlines, (deadline_s, entry.arrival, entry.id))
-
-
-def _ids_in(entries: Mapping[str, Entry], stages: Set[Stage]) -> set[str]:
-    return {entry.id for entry in entries.values() if entry.stage in stages}

@@ -1,5 +1,6 @@
 """The desk's own record of a ticket that has not ended. Only the desk changes it."""
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from math import inf
 
@@ -160,6 +161,11 @@ def new_entry(
         ),
         end_by_s=_earlier(ticket.deadline_s, ticket, settings.request_timeout_s),
     )
+
+
+def ids_in(entries: Mapping[str, Entry], stages: Set[Stage]) -> set[str]:
+    """The tickets that are in one of these stages."""
+    return {entry.id for entry in entries.values() if entry.stage in stages}
 
 
 def _earlier(deadline_s: float | None, ticket: Ticket, limit_s: float | None) -> float:

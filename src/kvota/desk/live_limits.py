@@ -1,10 +1,11 @@
-"""Which limits of a desk may change while it works, and what a change leaves behind.
+"""What of a desk may change while it works, and what a change leaves behind.
 
 Changeable are the three counts that are looked at for each decision. The rest shapes what was
 promised or learned already (forecast, shares, deadlines of tickets in line): it needs a restart.
+The capacity is no setting: it changes with what the engine has.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from kvota.core.errors import ConfigError
@@ -20,6 +21,13 @@ class Kept:
     num_choices: int = 0  # that held KV
     num_long: int = 0  # tickets of the long lane that did
     num_waiting: int = 0  # choices in the bounded line
+    peak_tokens: float = 0.0  # lent, when the capacity last changed
+
+    def limits_changed(self, num_choices: int, num_long: int, num_waiting: int) -> "Kept":
+        return Kept(num_choices, num_long, num_waiting, self.peak_tokens)
+
+    def capacity_changed(self, peak_tokens: float) -> "Kept":
+        return replace(self, peak_tokens=peak_tokens)
 
 
 def check_change(old: DeskSettings, new: DeskSettings, *, largest: int) -> None:

@@ -93,7 +93,7 @@ class ForeignDesk:
     ) -> None:
         self._clock = clock
         self._correction = Correction(capacity_tokens, share=share, block_size=block_size)
-        self._desk = _CorrectedDesk(
+        self._desk = Desk(
             capacity_tokens,
             replace(settings, preemptions_max=0),
             forecast or Forecast(),
@@ -370,18 +370,6 @@ class Place:
         if self.cut_by is None:
             self.cut_by = error
             self.scope.reschedule(asyncio.get_running_loop().time())
-
-
-class _CorrectedDesk(Desk):
-    """A desk whose capacity may change while it is open.
-
-    Leases keep what they have; the ledger is asked about the new capacity from the next grant on.
-    """
-
-    def resize(self, capacity_tokens: int) -> None:
-        if capacity_tokens != self._ledger.capacity_tokens:
-            self._ledger.capacity_tokens = capacity_tokens
-            self._has_changed = True
 
 
 def _outcome_of(error: BaseException) -> Outcome:
