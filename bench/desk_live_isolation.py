@@ -25,13 +25,14 @@ NUM_QUEUED = 3
 LONG_PROMPT, LONG_OUTPUT = 4_096, 64  # half of the default model's window of 8,192
 FLAGS = (
     "--kv-memory", "1GiB", "--max-running-requests", "24",
-    "--max-num-batched-tokens", "64", "--long-prefill-share", "0.08",
+    "--max-num-batched-tokens", "64", "--long-prefill-share", "0.15",
     "--queue-timeout-s", "200", "--request-timeout-s", "300",
 )  # fmt: skip
 UTILISATION = 3 / 4
 PHASE_S = 80.0
 NUM_PROBES = 12
 HANG_S = 310.0
+LONE_AFTER_S = 5.0  # a long one that is alone has the whole step only some seconds after others
 LONG_LEAD_S = 1.0  # a long request is being read before the first short one comes
 TTFT_RATIO_MAX = 1.5
 LONG_RATIO_MAX = 2.0
@@ -141,6 +142,7 @@ class _Runs:
         return sum(self._alone_s(one) for one in asks) / len(asks)
 
     def long_alone_s(self, number: int) -> float:
+        time.sleep(LONE_AFTER_S)
         return self._alone_s(Ask(0.0, LONG_PROMPT, LONG_OUTPUT, is_long=True))
 
     async def short_ones(self, phase: Phase, rate_rps: float, seconds: float) -> None:
