@@ -12,13 +12,14 @@ of samples here (the smaller middle one) and between samples there: alike but fo
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
 from kvota.tools.load.asked import Seen
 from kvota.tools.load.measure import tokens_within
 from kvota.tools.load.percentiles import percentile
+from kvota.tools.top.samples import Samples
 
 TOLERANCE: Final = 0.05
 MS_PER_S: Final = 1000.0
@@ -31,16 +32,8 @@ class NotComparable(Exception):
     """A run did not do what was asked of it; the message says what."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Of one run. Milliseconds, but for the rate."""
-
-    ttft_mean: float
-    ttft_p50: float
-    itl_mean: float
-    itl_p50: float
-    tokens_per_s: float
-
+Figures = Mapping[str, float]
+"""Of one run, by the names of TITLES. A server's own page tells no medians."""
 
 TITLES: Final[Mapping[str, str]] = {
     "ttft_mean": "TTFT mean, ms",
@@ -96,6 +89,27 @@ def of_told(told: Told) -> Figures:
     )
 
 
+def of_node(before: Samples, after: Samples, wanted: Wanted) -> Figures:
+    """What a node's metrics page says of the requests between two looks. Means; no medians.
+
+    Its clock begins when a request has arrived and stops when a token is sampled. The rate is that
+    of requests without a pause between them.
+    """
+    ttft_s = _mean_between(before, after, "kvota_time_to_first_token_seconds")
+    itl_s = _mean_between(before, after, "kvota_time_per_output_token_seconds")
+    whole_s = ttft_s + (wanted.output_tokens - 1) * itl_s
+    return {
+        "ttft_mean": MS_PER_S * ttft_s,
+        "itl_mean": MS_PER_S * itl_s,
+        "tokens_per_s": wanted.concurrency * wanted.output_tokens / whole_s,
+    }
+
+
+def relative(figures: Figures, truth: Figures) -> Figures:
+    """Each figure as a multiple of what the server says of the same run."""
+    return {name: figures[name] / truth[name] for name in truth}
+
+
 def of_aiperf(text: str, wanted: Wanted) -> Figures:
     """What aiperf has written to profile_export_aiperf.json (schema 1.4)."""
     page = json.loads(text)
@@ -106,26 +120,25 @@ def of_aiperf(text: str, wanted: Wanted) -> Figures:
         output, prompt = page["output_sequence_length"], page["input_sequence_length"]
         for end in ("min", "max"):
             _check("aiperf", output[end], prompt[end], wanted)
-        return Figures(
-            ttft_mean=_ms(page["time_to_first_token"], "avg"),
-            ttft_p50=_ms(page["time_to_first_token"], "p50"),
-            itl_mean=_ms(page["inter_token_latency"], "avg"),
-            itl_p50=_ms(page["inter_token_latency"], "p50"),
-            tokens_per_s=float(page["output_token_throughput"]["avg"]),
-        )
+        return {
+            "ttft_mean": _ms(page["time_to_first_token"], "avg"),
+            "ttft_p50": _ms(page["time_to_first_token"], "p50"),
+            "itl_mean": _ms(page["inter_token_latency"], "avg"),
+            "itl_p50": _ms(page["inter_token_latency"], "p50"),
+            "tokens_per_s": float(page["output_token_throughput"]["avg"]),
+        }
     except (KeyError, TypeError) as error:
         raise NotComparable(f"aiperf's export has no {error}") from error
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Of each figure the median over rounds, which a busy moment of the machine does not move."""
-    return Figures(**{name: median(getattr(one, name) for one in rounds) for name in TITLES})
+    return {name: median(one[name] for one in rounds) for name in rounds[0]}
 
 
 def differences(ours: Figures, other: Figures) -> dict[str, float]:
-    """ours / other − 1, by name."""
-    names = [field.name for field in fields(Figures)]
-    return {name: getattr(ours, name) / getattr(other, name) - 1 for name in names}
+    """ours / other − 1, of what both tell."""
+    return {name: ours[name] / other[name] - 1 for name in TITLES if name in ours and name in other}
 
 
 def is_near(apart: Mapping[str, float]) -> bool:
@@ -139,20 +152,31 @@ def table(columns: Mapping[str, Figures]) -> str:
     head = ["", *columns, *apart]
     lines = [f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
     for name, shown in TITLES.items():
-        cells = [f"{getattr(one, name):.1f}" for one in columns.values()]
+        if not all(name in one for one in columns.values()):
+            continue
+        cells = [f"{one[name]:.1f}" for one in columns.values()]
         cells += [f"{one[name]:+.1%}" for one in apart.values()]
         lines.append(f"| {' | '.join([shown, *cells])} |")
     return "\n".join([*lines, ""])
 
 
 def _figures(ttft_s: Sequence[float], itl_s: Sequence[float], tokens_per_s: float) -> Figures:
-    return Figures(
-        ttft_mean=MS_PER_S * fmean(ttft_s),
-        ttft_p50=MS_PER_S * percentile(sorted(ttft_s), 0.5),
-        itl_mean=MS_PER_S * fmean(itl_s),
-        itl_p50=MS_PER_S * percentile(sorted(itl_s), 0.5),
-        tokens_per_s=tokens_per_s,
+    return {
+        "ttft_mean": MS_PER_S * fmean(ttft_s),
+        "ttft_p50": MS_PER_S * percentile(sorted(ttft_s), 0.5),
+        "itl_mean": MS_PER_S * fmean(itl_s),
+        "itl_p50": MS_PER_S * percentile(sorted(itl_s), 0.5),
+        "tokens_per_s": tokens_per_s,
+    }
+
+
+def _mean_between(before: Samples, after: Samples, name: str) -> float:
+    (sum_before, num_before), (sum_after, num_after) = (
+        (page.total(f"{name}_sum"), page.total(f"{name}_count")) for page in (before, after)
     )
+    if sum_after is None or num_after is None or num_after == (num_before or 0):
+        raise NotComparable(f"the node's page has nothing new of {name}")
+    return (sum_after - (sum_before or 0)) / (num_after - (num_before or 0))
 
 
 def _ms(metric: Mapping[str, Any], name: str) -> float:

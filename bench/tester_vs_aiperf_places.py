@@ -23,6 +23,7 @@ from bench.tester_vs_aiperf_figures import Told
 from kvota.model.gguf_source import read_gguf_metadata
 from kvota.model.gguf_tokenizer import read_gguf_tokenizer
 from kvota.tools.load.prompts import PIECES, Words, one_token_words
+from kvota.tools.top.samples import Samples
 from tests.support.fake_backend import MODEL as FAKE_MODEL
 
 START_MAX_S: Final = 30.0
@@ -36,6 +37,11 @@ class Place:
     url: str
     model: str
     words: Words
+
+    def page(self) -> Samples:
+        """What a node's metrics page says now."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as page:
+            return Samples.parse(page.read().decode())
 
     def told(self) -> Told:
         """What the server of known timing wrote down since it was last asked."""

@@ -18,8 +18,10 @@ from bench.tester_vs_aiperf_figures import (
     is_near,
     medians,
     of_aiperf,
+    of_node,
     of_seen,
     of_told,
+    relative,
     table,
 )
 from bench.tester_vs_aiperf_places import Place
@@ -29,6 +31,7 @@ from kvota.tools.load.asked import Asked, Seen
 from kvota.tools.load.generator import Generator
 from kvota.tools.load.prompts import Words
 from kvota.tools.load.stream import StreamRecord
+from kvota.tools.top.samples import Samples
 from tests.support.fake_backend import DONE, chunk, event, piece, usage_of
 from tests.tools.load.virtual_time import LoopClock, in_virtual_time
 
@@ -95,9 +98,9 @@ def test_the_truth_of_the_known_server_is_its_script() -> None:
     """Of one request: the first token after 200 ms, 14 gaps of 20 ms and 2 stalls of 60 ms."""
     left_s = [5.0 + moment for moment in token_moments(0, 17)]
     truth = of_told([(5.0, left_s)])
-    assert (truth.ttft_mean, truth.ttft_p50) == pytest.approx((200.0, 200.0))
-    assert truth.itl_mean == pytest.approx((14 * 20 + 2 * 60) / 16)
-    assert truth.tokens_per_s == pytest.approx(17 / (0.2 + 0.4))
+    assert (truth["ttft_mean"], truth["ttft_p50"]) == pytest.approx((200.0, 200.0))
+    assert truth["itl_mean"] == pytest.approx((14 * 20 + 2 * 60) / 16)
+    assert truth["tokens_per_s"] == pytest.approx(17 / (0.2 + 0.4))
 
 
 def test_who_counts_an_empty_event_or_the_usage_is_seen_to_be_wrong() -> None:
@@ -123,9 +126,13 @@ def aiperf_page(**changes: Any) -> str:
 
 
 def test_aiperfs_export_is_read() -> None:
-    assert of_aiperf(aiperf_page(), WANTED) == Figures(
-        ttft_mean=25.8, ttft_p50=24.7, itl_mean=24.0, itl_p50=22.9, tokens_per_s=153.3
-    )
+    assert of_aiperf(aiperf_page(), WANTED) == {
+        "ttft_mean": 25.8,
+        "ttft_p50": 24.7,
+        "itl_mean": 24.0,
+        "itl_p50": 22.9,
+        "tokens_per_s": 153.3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,13 @@ def test_a_run_of_kvotas_tester_that_is_not_what_was_asked_for_is_refused(
 
 
 def figures(scale: float = 1.0) -> Figures:
-    return Figures(
-        ttft_mean=100 * scale, ttft_p50=90, itl_mean=20, itl_p50=20, tokens_per_s=50
-    )  # fmt: skip
+    return {
+        "ttft_mean": 100 * scale,
+        "ttft_p50": 90,
+        "itl_mean": 20,
+        "itl_p50": 20,
+        "tokens_per_s": 50,
+    }
 
 
 def test_one_figure_more_than_5_percent_off_is_not_near() -> None:
@@ -182,6 +193,38 @@ def test_the_table_says_how_far_the_first_is_from_each_other() -> None:
     lines = table({"kvota": figures(1.1), "aiperf": figures()}).splitlines()
     assert lines[0] == "|  | kvota | aiperf | kvota / aiperf |"
     assert lines[2] == "| TTFT mean, ms | 110.0 | 100.0 | +10.0% |"
+
+
+def node_page(num: int, ttft_s: float, itl_s: float) -> Samples:
+    """The sums of `num` requests so far."""
+    first, each = "kvota_time_to_first_token_seconds", "kvota_time_per_output_token_seconds"
+    return Samples.parse(
+        f"{first}_sum {num * ttft_s}\n{first}_count {num}\n"
+        f"{each}_sum {num * itl_s}\n{each}_count {num}\n"
+    )
+
+
+def test_a_node_tells_means_of_the_requests_between_two_looks() -> None:
+    wanted = Wanted(num_requests=30, concurrency=1, prompt_tokens=1, output_tokens=11)
+    inside = of_node(node_page(10, 0.1, 0.02), node_page(40, 0.25, 0.05), wanted)
+    assert inside == pytest.approx(
+        {"ttft_mean": 300.0, "itl_mean": 60.0, "tokens_per_s": 11 / (0.3 + 10 * 0.06)}
+    )
+    with pytest.raises(NotComparable, match="nothing new"):
+        of_node(node_page(10, 0.1, 0.02), node_page(10, 0.1, 0.02), wanted)
+
+
+def test_a_node_that_was_slower_in_one_run_does_not_count() -> None:
+    fast, slow = figures(), {name: 2 * value for name, value in figures().items()}
+    inside = {"ttft_mean": 95.0, "itl_mean": 19.0}
+    twice = {name: 2 * value for name, value in inside.items()}
+    assert not is_near(differences(fast, slow))
+    apart = differences(relative(fast, inside), relative(slow, twice))
+    assert apart == pytest.approx({"ttft_mean": 0.0, "itl_mean": 0.0})
+
+
+def test_a_table_leaves_out_what_only_one_of_them_tells() -> None:
+    assert "p50" not in table({"kvota": figures(), "node": {"ttft_mean": 1.0, "itl_mean": 1.0}})
 
 
 PLACE = Place(url="http://127.0.0.1:1", model="m", words=Words([" a", " b"], overhead=1))
