@@ -64,6 +64,10 @@ backends = ["b", "node"]
     [
         ('[[models]]\nname = "m"\nbackend = ["a"]', "did you mean backends?"),
         ('[[models]]\nname = "m"\nbackends = ["aa"]', "did you mean a?"),
+        (
+            '[[models]]\nname = "m"\n[[models.versions]]\nname = "v"\nwieght = 1.0',
+            "[[models]] m, version v: unknown setting wieght: did you mean weight?",
+        ),
         ('[[models]]\nname = "m"', "needs either backends or versions"),
         ('[[models]]\nname = "auto"\nbackends = ["a"]', "the name auto is taken"),
         ('[[models]]\nname = "m"\nbackends = ["node"]', "there is no backend node"),

@@ -179,14 +179,21 @@ def _entries(given: Any, kind: type[T], table: str, source: str) -> tuple[T, ...
 def _entry(given: Any, kind: type[T], where: str) -> T:
     if isinstance(given, dict):
         where = f"{where} {given.get('name', '')}".rstrip()
-        for name in given:
-            if name not in kind.__struct_fields__:
-                near = nearest(name, kind.__struct_fields__)
-                raise ConfigError(f"{where}: unknown setting {name}{near}")
+        _check_names(given, kind, where)
+        for version in given.get("versions", ()) if kind is ModelEntry else ():
+            if isinstance(version, dict):
+                _check_names(version, VersionEntry, f"{where}, version {version.get('name', '?')}")
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}.") from error
+
+
+def _check_names(given: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    for name in given:
+        if name not in kind.__struct_fields__:
+            near = nearest(name, kind.__struct_fields__)
+            raise ConfigError(f"{where}: unknown setting {name}{near}")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
