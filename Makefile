@@ -57,8 +57,10 @@ bench-gateway: $(VENV)/.dev .venv-litellm/.done
 	$(BIN)/python -m bench.gateway $(ARGS)
 
 bench-tools: $(VENV)/.dev .venv-aiperf/.done .venv-vllm/.done
-	$(BIN)/python -m bench.tester_vs_aiperf
-	$(BIN)/python -m bench.plan_vs_measured
+	status=0; \
+	  $(BIN)/python -m bench.tester_vs_aiperf || status=1; \
+	  $(BIN)/python -m bench.plan_vs_measured || status=1; \
+	  exit $$status
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m bench.chaos --minutes 3 $(ARGS)
