@@ -238,8 +238,7 @@ class Leaper:
         for one in runners:
             assert one.sequence.table is not None
             one.sequence.table.num_computed = len(one.sequence.tokens) - 1
-        if (long_share := getattr(scheduler, "_long_share", None)) is not None:
-            long_share.see(has_long=False, has_others=True, now=times_s[-2])
+        scheduler._long_share.see(has_long=False, has_others=True, now=times_s[-2])
         scheduler.tell_time(times_s[-1])
         return used
 
