@@ -176,6 +176,37 @@ def test_what_is_no_trace_and_no_cost_is_told(
         assert said in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--kv-tokens 15",
+        "--requests 0",
+        "--time-scale 0",
+        "--time-scale nan",
+        "--length-scale 0",
+        "--history 1",
+        "--max-tokens 0",
+        "--max-running-requests 0",
+        "--max-waiting-queue -1",
+        "--ttft-s nan",
+        "--tpot-s -1",
+    ],
+)
+def test_a_figure_that_cannot_be_simulated_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    option: str,
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE)
+    arguments = ["simulate", "--trace", str(trace), *option.split()]
+    code, out, err = run(arguments, monkeypatch, capsys)
+    assert (code, out) == (EXIT_FAILED, "")
+    assert option.split()[0] in err
+    assert "Traceback" not in err
+
+
 def test_recorded_steps_become_a_step_cost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The commands `kvota simulate` and `kvota calibrate`: traffic and policies without a model."""
 
 import json
+import math
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -30,10 +31,18 @@ from kvota.tools.report.terminal import progress_bar, show
 from kvota.traffic.arrival import Scaling
 
 EXIT_BAD_FIT = 1
+BLOCK_TOKENS = 16  # of a simulated machine: the least KV there can be
 _FACTORS = ",".join(map("{:g}".format, FACTORS))
 
 # A GPU-like machine: 20 ms a step, 0.1 ms more per sequence, 20,000 prompt tokens a second.
 EXAMPLE_COST = StepCost(base=0.02, per_prefill_token=0.00005, per_decode=0.0001)
+
+
+def positive(value: float) -> float:
+    """A number above 0 that is finite; typer's own bounds let NaN through."""
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be more than 0 and finite, got {value:g}.")
+    return value
 
 
 def register(app: typer.Typer) -> None:
@@ -53,32 +62,47 @@ def simulate(
         Admission.FORECAST
     ),
     risk: Annotated[float, typer.Option(help="z of the forecast.")] = 2.0,
-    kv_tokens: Annotated[int, typer.Option(help="KV memory of the machine, in tokens.")] = 40_000,
+    kv_tokens: Annotated[
+        int, typer.Option(min=BLOCK_TOKENS, help="KV memory of the machine, in tokens.")
+    ] = 40_000,
     cost: Annotated[
         Path | None, typer.Option(help="Step cost written by `kvota calibrate`.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides everything that is left to chance.")] = 1,
-    requests: Annotated[int | None, typer.Option(help="Only the first so many.")] = None,
-    time_scale: Annotated[float, typer.Option(help="2: arrivals at half the speed.")] = 1.0,
-    length_scale: Annotated[int, typer.Option(help="2: prompts and outputs half as long.")] = 1,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    time_scale: Annotated[
+        float, typer.Option(callback=positive, help="2: arrivals at half the speed.")
+    ] = 1.0,
+    length_scale: Annotated[
+        int, typer.Option(min=1, help="2: prompts and outputs half as long.")
+    ] = 1,
     history: Annotated[
-        float, typer.Option(help="Share of the trace to learn lengths from, not served.")
+        float,
+        typer.Option(min=0, max=0.99, help="Share of the trace to learn lengths from, not served."),
     ] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="What clients allow; no trace says it.")] = 1024,
-    max_running_requests: Annotated[int, typer.Option(help="Choices at once.")] = 64,
-    max_waiting_queue: Annotated[int, typer.Option(help="Choices in line.")] = 256,
-    ttft_s: Annotated[float, typer.Option(help="Goodput: first token within.")] = 10.0,
-    tpot_s: Annotated[float, typer.Option(help="Goodput: time per output token within.")] = 0.2,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="What clients allow; no trace says it.")
+    ] = 1024,
+    max_running_requests: Annotated[int, typer.Option(min=1, help="Choices at once.")] = 64,
+    max_waiting_queue: Annotated[int, typer.Option(min=0, help="Choices in line.")] = 256,
+    ttft_s: Annotated[
+        float, typer.Option(callback=positive, help="Goodput: first token within.")
+    ] = 10.0,
+    tpot_s: Annotated[
+        float, typer.Option(callback=positive, help="Goodput: time per output token within.")
+    ] = 0.2,
     capacity: Annotated[
         bool, typer.Option("--capacity", help="How many replicas, as the load grows.")
     ] = False,
-    goal: Annotated[float, typer.Option(help="--capacity: share that must be good.")] = 0.99,
+    goal: Annotated[
+        float, typer.Option(min=0, max=1, help="--capacity: share that must be good.")
+    ] = 0.99,
     factors: Annotated[str, typer.Option(help="--capacity: times the recorded load.")] = _FACTORS,
     pool: Annotated[
-        int, typer.Option(help="--capacity: fleets to this size are simulated whole.")
+        int, typer.Option(min=1, help="--capacity: fleets to this size are simulated whole.")
     ] = 4,
     whole: Annotated[
-        int, typer.Option(help="--capacity: and those of loads to so many requests.")
+        int, typer.Option(min=0, help="--capacity: and those of loads to so many requests.")
     ] = 0,
     workers: Annotated[
         int, typer.Option(min=0, help="--capacity: processes.  [default: one for each core]")
