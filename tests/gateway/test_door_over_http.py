@@ -1,14 +1,17 @@
 """Keys, limits, filters and the abuse watch, as clients and operators meet them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from kvota.gateway.caller import KeyLimits
+from kvota.gateway.settings import BackendEntry
+from kvota.gateway.upstream.kinds import BackendKind
 from kvota.telemetry.journal import read_journal
-from tests.support.fake_backend import FakeBackend, fails
+from tests.support.fake_backend import FakeBackend, begins, fails
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.http_client import CHAT
 
@@ -103,6 +106,21 @@ async def test_tokens_are_reserved_and_corrected_for_bodies_and_streams(
     assert full.headers["x-should-retry"] == "true"
 
 
+async def test_what_a_node_has_read_counts_though_its_answer_broke(backend: FakeBackend) -> None:
+    """Only a whole answer says how long its prompt was; a key cannot read for nothing."""
+    entry = BackendEntry(name="a", url=backend.url, kind=BackendKind.KVOTA)
+    async with gateway_world(entry, models=[model_of("chat", "a")]) as world:
+        key = await world.key(limits=KeyLimits(tokens_per_minute=5_000))
+        backend.script = begins(3, lambda wire: wire.drop())
+        broken = await world.chat("words " * 400, key=key, stream=True, max_tokens=8)
+        assert "error" in broken.events[-1]
+        backend.script = None
+        after = await world.chat("hi", key=key, max_tokens=8)
+        assert int(after.headers["x-ratelimit-remaining-tokens"]) < 5_000 - 400
+        line = next(line for line in world.log.splitlines() if '"backend_error"' in line)
+        assert json.loads(line)["prompt_tokens"] > 400
+
+
 async def test_requests_and_places_are_limited(world: GatewayWorld, backend: FakeBackend) -> None:
     """F04: of those that come at the same instant exactly one is let in"""
     key = await world.key(limits=KeyLimits(concurrent_requests=1))
@@ -157,7 +175,7 @@ async def test_blocked_words_are_kept_out_and_in(backend: FakeBackend, tmp_path:
         assert "[DONE]" not in stream.events
         assert '"content_filtered"' in stream.events[-1]
         assert b"w3" not in stream.content
-        assert '"why": "falcon"' in world.log
+        assert world.log.count('"why": "falcon"') == 3, "of the request, the body and the stream"
 
 
 async def test_usage_is_kept_per_key_and_model(world: GatewayWorld) -> None:

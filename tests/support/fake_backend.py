@@ -238,6 +238,7 @@ class FakeBackend:
             return self.script or self._generate
         return {
             "/health": self._health,
+            "/ready": self._health,
             "/metrics": self._metrics,
             "/v1/models": self._models,
             "/tokenize": self._tokenize,

@@ -143,12 +143,16 @@ class Attempt:
         content = asked.content
         if asked.body.model != target.model:
             content = renamed_body(content, model=target.model)
-        headers = headers_to(target.backend, asked, self._call)
-        async with (
-            while_client_stays(self._exchange),
-            upstream.ask("POST", asked.path, content, headers) as reply,
-        ):
-            await pass_on(reply, self._exchange, self._call, self._clock)
+        call, headers = self._call, headers_to(target.backend, asked, self._call)
+        try:
+            async with (
+                while_client_stays(self._exchange),
+                upstream.ask("POST", asked.path, content, headers) as reply,
+            ):
+                await pass_on(reply, self._exchange, call, self._clock)
+        finally:
+            if call.first_token_s is not None and not call.prompt_tokens:
+                call.prompt_tokens = asked.estimated_prompt_tokens  # it broke before it said
 
     # --- any backend: counted here, or read for the filter
 

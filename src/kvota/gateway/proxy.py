@@ -27,6 +27,7 @@ from kvota.gateway.attempts import Asked, Body
 from kvota.gateway.calls import Call, Work, outcome_of_code
 from kvota.gateway.dispatch import Dispatcher
 from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
+from kvota.gateway.filters.content import FilterFound
 from kvota.gateway.live import Live, Rules, going_away
 from kvota.gateway.node_passage import PassedOn
 from kvota.telemetry.journal import PrefixNumbers
@@ -178,6 +179,7 @@ def note_failure(call: Call, failure: BaseException, *, is_stalled: bool = False
     elif isinstance(failure, KvotaError):
         call.status, call.code = failure.status, error_code(failure)
         call.outcome = outcome_of(failure)
+        call.why = failure.rule if isinstance(failure, FilterFound) else call.why
     elif isinstance(failure, Exception):
         call.status, call.code = KvotaError.status, KvotaError.code
         call.outcome = Outcome.ENGINE_ERROR
