@@ -131,6 +131,7 @@ def test_its_usage_is_kept_whether_or_not_the_client_asks_for_it(world: RealWorl
     def total() -> float:
         return world.metric("kvota_gateway_output_tokens_total")
 
+    until(lambda: world.metric("kvota_gateway_requests_open") == 0, "earlier records")
     before = total()
     body = {**BODIES[0][1], **GREEDY, "model": MODEL, "ignore_eos": True}
     reply = world.post(CHAT, {**body, "stream": True})
