@@ -81,6 +81,18 @@ async def test_an_answer_without_calls_is_plain_content() -> None:
     assert choice["finish_reason"] == "stop"
 
 
+async def test_a_forced_call_that_is_cut_before_its_name_shows_no_markup() -> None:
+    pieces = cut('<tool_call>\n{"name": "pi', 3)
+    for choice, shown in (("required", ""), ("auto", "".join(pieces))):
+        node = tool_node(says(*pieces, finish=FinishReason.LENGTH))
+        fields: dict[str, Any] = {"tools": [PING], "tool_choice": choice}
+        [told] = (await node.chat(**fields)).json["choices"]
+        assert (told["message"]["content"], told["finish_reason"]) == (shown, "length")
+        chunks = (await node.chat(stream=True, **fields)).chunks
+        deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+        assert "".join(delta or "" for delta in deltas) == shown
+
+
 async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
     text = '<tool_call>\n{"name": "weather", "arguments": {"city": "B'
     node = tool_node(says(*cut(text, 4), finish=FinishReason.LENGTH))

@@ -32,7 +32,7 @@ class ToolDialect:
         self._marker_ids = tokenizer.special_markers(format.visible_markers)
 
     def new_splitter(self, use: ToolUse) -> DeltaSplitter:
-        return _Splitter(ToolCallParser(self._format, self._new_id))
+        return _Splitter(ToolCallParser(self._format, self._new_id), calls_only=use.required)
 
     def forced(self, use: ToolUse) -> NewConstraint:
         """A grammar of calls and nothing else; one call where the function is named.
@@ -50,20 +50,28 @@ class ToolDialect:
 
 
 class _Splitter:
-    """Turns the parser's events into pieces of a chat answer."""
+    """Turns the parser's events into pieces of a chat answer.
 
-    def __init__(self, parser: ToolCallParser) -> None:
+    With `calls_only` the grammar leaves nothing else to write, so text that is no call is one that
+    was cut before its name was whole: not an answer, and not shown as one.
+    """
+
+    def __init__(self, parser: ToolCallParser, *, calls_only: bool) -> None:
         self._parser = parser
+        self._calls_only = calls_only
 
     def push(self, text: str) -> list[ChatDelta]:
-        return _deltas(self._parser.push(text))
+        return self._deltas(self._parser.push(text))
 
     def finish(self) -> list[ChatDelta]:
-        return _deltas(self._parser.finish())
+        return self._deltas(self._parser.finish())
 
-
-def _deltas(events: Iterable[ToolCallEvent]) -> list[ChatDelta]:
-    return [_delta(event) for event in events]
+    def _deltas(self, events: Iterable[ToolCallEvent]) -> list[ChatDelta]:
+        return [
+            _delta(event)
+            for event in events
+            if not (self._calls_only and isinstance(event, ContentText))
+        ]
 
 
 def _delta(event: ToolCallEvent) -> ChatDelta:
