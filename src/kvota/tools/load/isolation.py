@@ -102,7 +102,8 @@ class Isolation:
         return (
             f"{word}: beside {self.long_at_once} long, p99 TTFT of short requests is "
             f"{self.ttft_ratio:.2f} times and their stalls {self.stall_ratio:.2f} times what they "
-            f"are alone; {self.beside.num_unserved} of {self.beside.num_short} were not served."
+            f"are alone; {self.beside.num_short - self.beside.num_unserved} of "
+            f"{self.beside.num_short} were served."
         )
 
     def _table(self) -> Table:

@@ -64,7 +64,7 @@ def verdict(result: Sweep) -> str:
             f"{ms(result.alone.ttft_s)} ms and TPOT {ms(tpot)} ms."
         )
     knee, cap = result.knee, result.cap
-    until = f"; {knee.failed_rps:.3g} does not" if knee.failed_rps else "; none failed"
+    until = f"; {knee.failed_rps:.3g} do not hold" if knee.failed_rps else "; none failed"
     text = (
         f"The knee is at {knee.rate_rps:.3g} requests/s{until}. Plan with {knee.safe_rps:.3g} "
         f"requests/s ({SAFE_SHARE:.0%} of it)"
@@ -78,7 +78,7 @@ def verdict(result: Sweep) -> str:
 def trial_cells(one: Measured, note: str = "") -> tuple[str, ...]:
     """A trial as a row under HEADER."""
     return (
-        f"{one.offered_rps:.3g} {'(missed)' if one.is_rate_missed else note}".rstrip(),
+        f"{one.offered_rps:.3g} {_remark(one) or note}".rstrip(),
         share(one.attainment),
         f"{one.goodput_rps:.3g}",
         *(_three(one.ttft)),
@@ -87,6 +87,13 @@ def trial_cells(one: Measured, note: str = "") -> tuple[str, ...]:
         str(one.num_refused),
         str(one.num_failed + one.num_unfinished),
     )
+
+
+def _remark(one: Measured) -> str:
+    """Why a rate is not what its other figures say."""
+    if one.is_rate_missed:
+        return "(missed)"
+    return "" if one.is_keeping_up else "(piles up)"
 
 
 def _three(spread: Spread | None) -> tuple[str, str, str]:
