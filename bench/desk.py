@@ -1,6 +1,6 @@
 """The desk against other ways to admit, on real traffic, in simulation: `make bench-desk`.
 
-python -m bench.desk [policies] [overload] [fairness] [decision] [--scale S] [--stretches N]
+python -m bench.desk [policies] [overload] [isolation] [fairness] [decision] [--scale S] …
 python -m bench.desk [live-overload] [live-isolation] [live-refusals] [live-aborts] [--scale S]
 
 Everything but the model is real: engine, scheduler, KV cache, desk. Tables are Markdown. Each
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
 
-from bench import desk_fairness, desk_live, desk_overload, desk_policies
+from bench import desk_fairness, desk_isolation, desk_live, desk_overload, desk_policies
 from bench.desk_decision import DECISION_US_MAX, decision_us
 from bench.desk_policies import (
     COSTS,
@@ -159,6 +159,12 @@ def overload(bench: Bench) -> None:
                   "of the knee's\n")  # fmt: skip
 
 
+def isolation(bench: Bench) -> None:
+    print("\n## Isolation, simulated on the cost of SmolLM2-135M on two cores\n")
+    for line in desk_isolation.isolation(max(1, round(bench.scale * desk_isolation.NUM_SEEDS))):
+        print(line, flush=True)
+
+
 def fairness(bench: Bench) -> None:
     flood = bench.pool.submit(desk_fairness.two_tenants)
     batch = bench.pool.submit(desk_fairness.batch_share)
@@ -185,7 +191,8 @@ def live(row: str, bench: Bench) -> None:
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    "policies": policies, "overload": overload, "fairness": fairness, "decision": decision,
+    "policies": policies, "overload": overload, "isolation": isolation, "fairness": fairness,
+    "decision": decision,
     **{row: partial(live, row) for row in desk_live.ROWS},
 }  # fmt: skip
 
