@@ -26,6 +26,10 @@ class Wire:
         self.written = b""
         self.is_aborted = False
         self.is_paused = False
+        self.num_unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -130,7 +134,14 @@ async def test_what_is_no_head_of_an_answer(content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [OK + b"content-length: 0\r\n\r\n", b"noise", OK + b"content-length: 1\r\n\r\nx"]
+    "more",
+    [
+        OK + b"content-length: 0\r\n\r\n",
+        b"noise",
+        OK + b"content-length: 1\r\n\r\nx",
+        OK + b"content-length: 5\r\n",  # it would begin the next answer
+        b"H",
+    ],
 )
 async def test_nothing_is_asked_again_where_an_answer_has_more_than_its_length(
     more: bytes,
@@ -167,6 +178,51 @@ async def test_a_reader_that_falls_behind_stops_the_socket() -> None:
     assert wire.is_paused
     await channel.piece(WAIT_S)
     assert not wire.is_paused
+
+
+async def test_line_ends_behind_an_answer_are_no_other_answer() -> None:
+    channel, _ = asked()
+    channel.data_received(OK + b"content-length: 2\r\n\r\nok\r\n")
+    assert await read_all(channel) == b"ok"
+    assert channel.is_reusable
+
+
+async def test_an_answer_before_its_request_has_gone_out_ends_the_connection() -> None:
+    """The backend, which has refused a large body, may leave it where it is."""
+    channel, wire = asked()
+    wire.num_unsent = 1
+    channel.data_received(b"HTTP/1.1 413 Too large\r\ncontent-length: 2\r\n\r\nno")
+    assert await read_all(channel) == b"no"
+    assert not channel.is_reusable
+
+
+async def test_an_encoding_that_is_not_chunked_ends_with_its_connection() -> None:
+    channel, _ = asked()
+    channel.data_received(OK + b"transfer-encoding: identity\r\n\r\nall")
+    assert await channel.piece(WAIT_S) == b"all"
+    channel.connection_lost(None)
+    assert await channel.piece(WAIT_S) == b""
+
+
+async def test_a_trailer_without_an_end_is_cut_off() -> None:
+    channel, wire = asked()
+    channel.data_received(OK + b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx: ")
+    assert await channel.piece(WAIT_S) == b"ok"
+    channel.data_received(b"y" * (HEAD_BYTES_MAX + 1))
+    assert wire.is_aborted
+    with pytest.raises(ChannelLost, match="too long"):
+        await channel.piece(WAIT_S)
+
+
+async def test_a_long_body_is_not_taken_for_a_long_head() -> None:
+    channel, wire = asked()
+    channel.data_received(OK + b"transfer-encoding: chunked\r\n\r\n")
+    for _ in range(5):
+        channel.data_received(b"%x\r\n%b\r\n" % (HEAD_BYTES_MAX, b"y" * HEAD_BYTES_MAX))
+        assert await channel.piece(WAIT_S)
+    channel.data_received(b"0\r\nx: 1\r\n\r\n")
+    assert await channel.piece(WAIT_S) == b""
+    assert not wire.is_aborted
 
 
 async def test_patience_ends() -> None:

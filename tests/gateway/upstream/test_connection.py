@@ -224,6 +224,50 @@ async def test_a_kept_connection_that_is_just_being_closed_is_no_failure(
     await upstream.close()
 
 
+async def test_when_all_kept_connections_are_stale_a_new_one_is_tried_at_once() -> None:
+    num_heads, together = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes a second request, and closes."""
+        nonlocal num_heads
+        await reader.readuntil(b"{}")
+        num_heads += 1
+        if num_heads == 5:
+            together.set()
+        await together.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream = Upstream(UpstreamSettings(name="b", url=url), CLOCK)
+
+    async def ask() -> bytes:
+        async with upstream.open(CHAT, b"{}") as reply:
+            return await reply.body()
+
+    assert await asyncio.gather(*(ask() for _ in range(5))) == [b"ok"] * 5
+    assert await ask() == b"ok"
+    assert num_heads == 6
+    await upstream.close()
+    server.close()
+
+
+async def test_a_kept_connection_that_is_cut_in_a_head_is_a_failure(backend: FakeBackend) -> None:
+    upstream = upstream_of(backend)
+    async with upstream.open(CHAT, b"{}") as reply:
+        await reply.body()
+
+    async def begins(asked: fake.Received, wire: fake.Wire) -> None:
+        await wire.raw(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await fake.hangs_up(asked, wire)
+
+    backend.script = begins
+    assert (await failure(upstream)).kind_of_failure is FailureKind.CUT
+    assert len(backend.received) == 2
+
+
 async def test_a_new_connection_that_is_cut_is_a_failure_at_once(backend: FakeBackend) -> None:
     backend.script = fake.hangs_up
     said = await failure(upstream_of(backend))

@@ -103,6 +103,31 @@ async def test_a_connection_that_cannot_be_opened_keeps_no_place() -> None:
             await pool.take(PATIENCE_S)
 
 
+async def test_idle_connections_can_be_closed_and_others_opened(
+    server: tuple[Server, Address],
+) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    for number in (1, 2):
+        channel = await pool.take(PATIENCE_S)
+        assert await ask(channel) == b"ok"
+        pool.give_back(channel)
+        pool.close_idle()
+        await asyncio.wait_for(server[0].closed.get(), PATIENCE_S)
+        assert server[0].num_connections == number
+
+
+async def test_who_waits_for_a_place_or_a_connection_gets_none_of_a_closed_pool(
+    server: tuple[Server, Address],
+) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    asked = [asyncio.create_task(pool.take(PATIENCE_S)) for _ in range(2)]
+    await asyncio.sleep(0)  # one connects, one waits
+    pool.close()
+    for one in asked:
+        with pytest.raises(ConnectionAbortedError):
+            await asyncio.wait_for(one, PATIENCE_S)
+
+
 @pytest.mark.parametrize(
     ("url", "host", "port", "is_tls"),
     [

@@ -14,7 +14,7 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 BUFFERED_BYTES_MAX: Final = 256 * 1024
-HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_BYTES_MAX: Final = 64 * 1024  # of a head, and of all else that is no body, at a time
 
 
 class ChannelError(Exception):
@@ -44,7 +44,7 @@ class Channel(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
         self._num_bytes = 0  # in _pieces
-        self._num_head_bytes = 0
+        self._num_other_bytes = 0  # since the request, or the last of the body: heads, trailers
         self._is_paused = False
         self._error: ChannelError | None = None
         self._has_head = False
@@ -57,9 +57,20 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Another request may follow."""
+        """Another request may follow.
+
+        Not on one that was answered while its body still went out: the backend may never read it.
+        """
         is_over = self.is_complete and not self._pieces
-        return is_over and self._keeps_alive and self._error is None
+        if not (is_over and self._keeps_alive and self._error is None):
+            return False
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size() == 0
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Not a byte has come in answer to the request."""
+        return not (self._has_head or self._num_other_bytes)
 
     def send(self, request: bytes) -> None:
         """Begin the next exchange."""
@@ -67,7 +78,7 @@ class Channel(asyncio.Protocol):
         assert self.is_complete, "an answer is still coming"
         self.num_requests += 1
         self.is_complete = self._has_head = self._is_to_end = self._keeps_alive = False
-        self.status, self.headers, self._num_head_bytes = 0, [], 0
+        self.status, self.headers, self._num_other_bytes = 0, [], 0
         self._transport.write(request)
 
     async def head(self, wait_s: float) -> None:
@@ -126,14 +137,14 @@ class Channel(asyncio.Protocol):
         if self.is_complete:  # nobody has asked
             self.close()
             return
-        self._num_head_bytes += 0 if self._has_head else len(data)
+        self._num_other_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._cannot_read(error)
             return
-        if self._num_head_bytes > HEAD_BYTES_MAX and not self._has_head:
-            self._cannot_read(ValueError("its head is too long"))
+        if self._num_other_bytes > HEAD_BYTES_MAX:
+            self._cannot_read(ValueError("its head, or what follows its body, is too long"))
         elif self._pieces or self.is_complete:
             self._wake()
 
@@ -151,25 +162,30 @@ class Channel(asyncio.Protocol):
 
     # --- what the parser calls
 
+    def on_message_begin(self) -> None:
+        if self.is_complete:  # else it would be taken for the next request's
+            raise HttpParserError("two answers to one request")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:  # else a trailer
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._has_head:
-            raise HttpParserError("two answers to one request")
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self.headers = []  # of an interim answer; the real one follows
             return
         self.status, self._has_head = status, True
+        self._num_other_bytes = 0
         named = dict(self.headers)
-        self._is_to_end = not (b"content-length" in named or b"transfer-encoding" in named)
+        is_chunked = b"chunked" in named.get(b"transfer-encoding", b"").lower()
+        self._is_to_end = not (is_chunked or b"content-length" in named)
         self._wake()
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._num_bytes += len(body)
+        self._num_other_bytes = 0
         if self._num_bytes > BUFFERED_BYTES_MAX and not self._is_paused:
             assert self._transport is not None
             self._is_paused = True

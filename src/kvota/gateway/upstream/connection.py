@@ -154,8 +154,9 @@ class Upstream:
             except BaseException as error:  # cancelled as well: its answer is for nobody
                 self._pool.give_back(channel)
                 is_cut = isinstance(error, ChannelLost)
-                is_stale = is_kept and self._clock.now() - began_s < STALE_WITHIN_S
-                if is_cut and is_stale and tries_left:
+                is_soon = self._clock.now() - began_s < STALE_WITHIN_S
+                if is_cut and is_kept and is_soon and channel.is_unanswered and tries_left:
+                    self._pool.close_idle()  # as stale as this one, maybe
                     continue
                 if is_cut:
                     what = "closed the connection unanswered"

@@ -46,6 +46,7 @@ class Pool:
         self._busy: set[Channel] = set()
         self._idle: list[tuple[Channel, float]] = []  # and since when; the last one newest
         self._sweeping: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def take(self, timeout_s: float) -> Channel:
         """A connection that nobody else uses; its `num_requests` says whether it is fresh.
@@ -59,6 +60,9 @@ class Pool:
             await self._places.acquire()  # at once
         try:
             channel = self._kept() or await self._opened(timeout_s)
+            if self._is_closed:  # meanwhile
+                channel.close()
+                raise ConnectionAbortedError("its connections are being closed")
         except BaseException:  # cancelled as well: the place is for the next one
             self._places.release()
             raise
@@ -80,12 +84,20 @@ class Pool:
             self._sweeping = loop.call_later(self._keep_alive_s, self._sweep)
 
     def close(self) -> None:
-        """Close every connection, busy or not."""
-        for channel in [*self._busy, *(one for one, _ in self._idle)]:
+        """Close every connection, busy or not. None can be taken any more."""
+        self._is_closed = True
+        self.close_idle()
+        for channel in list(self._busy):
+            channel.close()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses now."""
+        for channel, _ in self._idle:
             channel.close()
         self._idle.clear()
         if self._sweeping is not None:
             self._sweeping.cancel()
+            self._sweeping = None
 
     def _kept(self) -> Channel | None:
         oldest_s = asyncio.get_running_loop().time() - self._keep_alive_s
