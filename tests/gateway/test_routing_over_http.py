@@ -321,6 +321,50 @@ async def test_a_worse_version_is_rolled_back_by_itself(
     assert "rolled back" in world.log
 
 
+async def test_a_version_that_fails_everything_is_rolled_back_though_its_breaker_spares_it(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[two_versions(new_weight=0.5)]
+    )
+    b.script = fails(500)
+    replies = [await world.chat() for _ in range(120)]
+    assert {one.status for one in replies} == {200}
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert shown["weight"] == 0
+    assert "turned away by its breakers" in shown["rolled_back"]
+
+
+@pytest.mark.parametrize(
+    "script", [fails(400), fails(422), fails(503, headers={"retry-after": "1"})]
+)
+async def test_a_version_is_kept_that_only_refuses(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend, script: object
+) -> None:
+    """Wrong requests are their clients' fault, and a full house is nobody's."""
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[two_versions(new_weight=0.5)]
+    )
+    b.script = script  # type: ignore[assignment]
+    for _ in range(120):
+        await world.chat()
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert (shown["weight"], shown["rolled_back"]) == (0.5, None)
+
+
+async def test_a_new_version_is_kept_where_the_old_one_fails_alike(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[two_versions(new_weight=0.5)]
+    )
+    a.script = b.script = fails(500)
+    for _ in range(120):
+        await world.chat()
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert (shown["weight"], shown["rolled_back"]) == (0.5, None)
+
+
 async def test_a_client_that_leaves_ends_the_work_at_the_backend(
     chained: GatewayWorld, a: FakeBackend
 ) -> None:

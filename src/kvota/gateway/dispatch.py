@@ -95,14 +95,20 @@ class Dispatcher:
         raise error or nobody(chain, now)
 
     def _pick(self, route: Route, wanted: _Wanted, attempts: Attempts) -> Target | None:
-        return route.pick(
-            self._clock.now(),
+        now = self._clock.now()
+        target = route.pick(
+            now,
             sticky_key=wanted.sticky_key,
             ticket_tokens=wanted.ticket_tokens,
             prefix=wanted.prefix,
             conversation=wanted.conversation,
             tried=attempts.tried,
         )
+        if not attempts.tried:
+            verdict = route.turned_away(wanted.sticky_key, target, now)
+            if verdict is not None and verdict.rolls_back:
+                self._on_rollback(route.name, verdict)
+        return target
 
     async def _attempt(
         self,

@@ -20,7 +20,7 @@ from kvota.gateway.policy.fallback import FallbackTable, Threshold, why_fall_bac
 from kvota.gateway.policy.outliers import Ejection, Outliers, OutlierSettings
 from kvota.gateway.policy.rollout import Rollout, Version
 from kvota.gateway.policy.routing import Replica, Router, RoutingSettings
-from kvota.gateway.policy.watch import WatchSettings
+from kvota.gateway.policy.watch import TRIPS_OF_A_GOOD_ONE, Verdict, WatchSettings
 from kvota.gateway.settings import GatewaySettings, ModelEntry, VersionEntry
 
 LATENCY_SMOOTHING: Final = 0.2  # share of the newest in a backend's latency
@@ -52,6 +52,20 @@ class Replicas:
             one.replica(now, is_ejected=self.outliers.is_ejected(one.name, now))
             for one in self.backends
         ]
+
+    def num_trips(self, now: float) -> int:
+        """How often in a row failing calls shut out the backend that is best off.
+
+        0: one of them may be asked, or is away for another reason (a restart, a drain, a hold).
+        """
+        return min((self._trips(one, now) for one in self.backends), default=0)
+
+    def _trips(self, backend: Backend, now: float) -> int:
+        if not backend.may_serve:
+            return 0
+        if self.outliers.is_ejected(backend.name, now):
+            return TRIPS_OF_A_GOOD_ONE  # it was compared with others, and found worse
+        return backend.breaker.num_trips_in_row(now)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +147,16 @@ class Route:
                     backend=backend, permit=permit,
                 )  # fmt: skip
         return None
+
+    def turned_away(self, sticky_key: str, given: Target | None, now: float) -> Verdict | None:
+        """Note it where a first pick went past the key's own version because that only fails."""
+        if len(self.versions) < 2:
+            return None
+        wanted = self.rollout.choose(sticky_key).name
+        num_trips = self.versions[wanted].num_trips(now)
+        if not num_trips or (given is not None and given.version == wanted):
+            return None
+        return self.rollout.turned_away(wanted, num_trips, now)
 
     def _only(self, now: float, tried: Collection[str]) -> Target | None:
         """The same where there is nothing to choose: no figures are read."""

@@ -289,3 +289,19 @@ def test_looking_well_changes_nothing_while_it_is_closed() -> None:
     breaker = new_breaker()
     breaker.recovered(1.0)
     assert (breaker.state(1.0), breaker.generation) == (State.CLOSED, 0)
+
+
+def test_trips_in_a_row_are_counted_while_it_is_open_until_it_is_good_or_asks_for_peace() -> None:
+    breaker = tripped()
+    assert breaker.num_trips_in_row(1.0) == 1
+    assert breaker.num_trips_in_row(2.5) == 0, "half-open: it may be asked"
+    call(breaker, False, 2.5)
+    assert breaker.num_trips_in_row(2.5) == 2
+    for _ in range(SETTINGS.probes_to_close):
+        call(breaker, True, 7.0)
+    for _ in range(SETTINGS.failures_in_row_max):
+        call(breaker, False, 7.0)
+    assert breaker.num_trips_in_row(7.0) == 1
+    breaker.hold(50.0, 20.0)
+    assert breaker.state(20.0) is State.OPEN
+    assert breaker.num_trips_in_row(20.0) == 0

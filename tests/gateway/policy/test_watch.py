@@ -83,11 +83,11 @@ def test_a_version_that_always_fails_goes_at_the_first_look() -> None:
     watch = Watch(SETTINGS, "old", ["old", "new"])
     for _ in range(500):
         watch.observe("old", True, 0.2, 0.0)
-    verdicts = [watch.observe("new", False, None, 0.0) for _ in range(SETTINGS.num_calls_min)]
-    assert [one.rolls_back for one in verdicts] == [False] * 19 + [True]
+    verdicts = [watch.observe("new", False, None, 0.0) for _ in range(SETTINGS.num_failed_first)]
+    assert [one.rolls_back for one in verdicts] == [False] * 9 + [True]
     reason = verdicts[-1].reason
     assert reason is not None
-    assert "'new' failed in 20 of 20 calls (100.0%)" in reason
+    assert "'new' failed in 10 of 10 calls (100.0%)" in reason
     assert "'old' in 0 of 500 (0.0%)" in reason
     assert "more than 2 points" in reason
 
@@ -130,6 +130,40 @@ def test_slower_within_the_factor_is_kept() -> None:
     for _ in range(2_000):
         watch.observe("old", True, 0.1, 0.0)
     assert all(watch.observe("new", True, 0.149, 0.0).reason is None for _ in range(900))
+
+
+def test_what_a_version_misses_while_its_breakers_are_open_counts_as_failed() -> None:
+    watch = Watch(SETTINGS, "old", ["old", "new"])
+    for _ in range(500):
+        watch.observe("old", True, 0.2, 0.0)
+    asked = [watch.observe("new", False, None, 0.0) for _ in range(6)]
+    missed = [watch.turned_away("new", 1, 0.0) for _ in range(4)]
+    assert [one.rolls_back for one in (*asked, *missed)] == [False] * 9 + [True]
+    assert "10 of 10 calls (100.0%), 4 of them turned away by its breakers" in str(missed[-1])
+
+
+def test_a_version_that_has_answered_is_given_one_open_time_to_recover() -> None:
+    watch = Watch(SETTINGS, "old", ["old", "new"])
+    for _ in range(100):
+        watch.observe("old", True, 0.2, 0.0)
+        watch.observe("new", True, 0.2, 0.0)
+    assert not any(watch.turned_away("new", 1, 0.0).rolls_back for _ in range(900))
+    assert any(watch.turned_away("new", 2, 0.0).rolls_back for _ in range(60))
+
+
+def test_an_old_version_that_is_left_out_alike_keeps_the_new_one() -> None:
+    watch = Watch(SETTINGS, "old", ["old", "new"])
+    for _ in range(500):
+        watch.turned_away("old", 1, 0.0)
+        assert not watch.turned_away("new", 1, 0.0).rolls_back
+
+
+def test_few_calls_of_the_old_version_are_no_reason() -> None:
+    """0 of 5 believably means less than 78 % or so: ten failures in ten do not rule that out."""
+    watch = Watch(SETTINGS, "old", ["old", "new"])
+    for _ in range(5):
+        watch.observe("old", True, 0.2, 0.0)
+    assert not any(watch.observe("new", False, None, 0.0).rolls_back for _ in range(10))
 
 
 def test_a_version_that_turns_bad_late_is_not_hidden_by_its_good_past() -> None:
@@ -191,6 +225,7 @@ def test_the_tally_counts_what_took_longer_than_each_step_of_the_grid() -> None:
         ("ttft_factor", 0.5),
         ("risk", 0.0),
         ("num_calls_min", 0),
+        ("num_failed_first", 0),
         ("round_s", 0.0),
     ],
 )

@@ -137,6 +137,7 @@ class Breaker:
         self._held_until_s = 0.0  # the part of it that the backend itself asked for
         self._probes: list[Permit] = []
         self._num_proven = 0
+        self._num_trips_in_row = 0
 
     def state(self, now: float) -> State:
         self._keep_time(now)
@@ -199,6 +200,13 @@ class Breaker:
         """Seconds until it may be asked again; 0 unless open."""
         self._keep_time(now)
         return self._open_until_s - now if self._state is State.OPEN else 0.0
+
+    def num_trips_in_row(self, now: float) -> int:
+        """How often failing calls have opened it since it was last good; 0 unless it is open.
+
+        A hold ends the row: a backend that asks for peace does not fail.
+        """
+        return self._num_trips_in_row if self.state(now) is State.OPEN else 0
 
     def snapshot(self, now: float) -> BreakerSnapshot:
         return BreakerSnapshot(
@@ -273,6 +281,10 @@ class Breaker:
         return since_s is not None and now - since_s >= self._settings.window_s
 
     def _move(self, event: Event) -> None:
+        if event is Event.TRIP:
+            self._num_trips_in_row += 1
+        elif event is not Event.ELAPSE:
+            self._num_trips_in_row = 0
         self._state = TRANSITIONS[self._state, event]
         self._generation += 1
         self._window.clear()

@@ -103,11 +103,14 @@ class Rollout:
         """
         if version not in self._versions:
             return Verdict(version)  # it was taken out of the configuration meanwhile
-        verdict = self._watch.observe(version, ok, ttft_s, now)
-        if verdict.reason is not None and self._versions[version].weight > 0:
-            self.roll_back(version, verdict.reason)
-            return verdict
-        return Verdict(version)
+        return self._carry_out(self._watch.observe(version, ok, ttft_s, now))
+
+    def turned_away(self, version: str, num_trips: int, now: float) -> Verdict:
+        """A call wanted the version, whose backends are all left out for their failures.
+
+        As `observe`; `num_trips` as `Watch.turned_away`.
+        """
+        return self._carry_out(self._watch.turned_away(version, num_trips, now))
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change these weights and keep the others; all or none. Raises ConfigError."""
@@ -162,6 +165,12 @@ class Rollout:
             self._weigh(name, weight)
         self._rolled_back = dict(state.rolled_back)
         self._watch = Watch(self._settings, self._stable, self._versions)
+
+    def _carry_out(self, verdict: Verdict) -> Verdict:
+        if verdict.reason is not None and self._versions[verdict.version].weight > 0:
+            self.roll_back(verdict.version, verdict.reason)
+            return verdict
+        return Verdict(verdict.version)
 
     def _weigh(self, name: str, weight: float) -> None:
         self._versions[name] = replace(self._versions[name], weight=float(weight))

@@ -6,7 +6,9 @@ A version is rolled back when, with risk `risk` of ever being wrong about it wit
     latency    its p95 time to first token is more than `ttft_factor` times the stable version's.
 
 Both are tested after every fourth call with bounds that hold at all times at once
-(`evidence.py`), each of the four with a quarter of the risk:
+(`evidence.py`), each of the four with a quarter of the risk. Of a version that has not answered
+one call well, every call is looked at, and from `num_failed_first` on: the bounds allow that, and
+`num_calls_min` only waits for what a few calls cannot tell.
 
     failures   lowest believable rate of the new > highest of the stable + failure_margin.
     latency    take the shortest time t that surely fewer than 5 % of the stable version's calls
@@ -17,6 +19,11 @@ Both are tested after every fourth call with bounds that hold at all times at on
 
 Times are counted on a logarithmic grid of 16 steps per octave from 1 ms to 17 min: constant memory.
 t and the factor are rounded up to it, by 4.4 % at most each, which only makes a rollback rarer.
+
+A version that fails everything is soon left out by its breakers, and gets too few calls to be
+judged by. So a call that wanted it and was given to another version counts as failed too
+(`turned_away`). One that has answered well in this round is given one open time to recover: its
+turned away calls count once a probe has failed as well. The same holds for the stable version.
 
 Both are counted from the same moment on, so what hits the whole service hits both. Counts start
 anew in rounds, so that a version that turns bad late is not hidden by its good past: a round ends
@@ -44,6 +51,7 @@ _SHORTEST_S: Final = 0.001
 _NUM_STEPS: Final = 20 * _STEPS_PER_OCTAVE
 _TAIL: Final = 0.05  # of the calls are above the p95
 _CHECK_EVERY: Final = 4  # calls of the new version
+TRIPS_OF_A_GOOD_ONE: Final = 2  # in a row, before what a version that has answered misses counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,7 @@ class WatchSettings:
     failure_margin: float = 0.02
     ttft_factor: float = 1.5
     num_calls_min: int = 20  # of the new version, before anything is said
+    num_failed_first: int = 10  # the same, where all of them failed: twice what opens a breaker
     risk: float = 0.0001
     round_calls: int = 1_000
     round_calls_max: int = 20_000
@@ -71,6 +80,10 @@ class WatchSettings:
             raise ConfigError(
                 "rollout: 1 ≤ num_calls_min ≤ round_calls ≤ round_calls_max must hold, got "
                 f"{self.num_calls_min}, {self.round_calls}, {self.round_calls_max}."
+            )
+        if not self.num_failed_first >= 1:
+            raise ConfigError(
+                f"rollout: num_failed_first must be at least 1, got {self.num_failed_first}."
             )
         if not self.round_s > 0:
             raise ConfigError(f"rollout: round_s must be above 0, got {self.round_s}.")
@@ -94,6 +107,7 @@ class Tally:
     def __init__(self) -> None:
         self.num = 0
         self.num_failed = 0
+        self.num_turned_away = 0  # of those, never asked
         self._num_timed = 0
         self._steps = [0] * (_NUM_STEPS + 1)  # calls by time; the last one: longer than the grid
 
@@ -107,6 +121,11 @@ class Tally:
     @property
     def failed(self) -> Hits:
         return Hits(self.num_failed, self.num)
+
+    @property
+    def has_answered(self) -> bool:
+        """Some call went well."""
+        return self.num > self.num_failed
 
     def slower(self) -> "Slower":
         """How many calls took longer than each step of the grid. O(grid)."""
@@ -150,6 +169,15 @@ class _Round:
         )
 
 
+def _turn_away(tally: Tally, num_trips: int) -> bool:
+    """Count it as failed, unless the version may only have stumbled. True: it was counted."""
+    if tally.has_answered and num_trips < TRIPS_OF_A_GOOD_ONE:
+        return False
+    tally.add(False, None)
+    tally.num_turned_away += 1
+    return True
+
+
 class Watch:
     """Compares each of `versions` with the stable one. Two tallies of constant size for each."""
 
@@ -166,15 +194,35 @@ class Watch:
             return Verdict(version)
         one = self._round(version, now)
         one.new.add(ok, ttft_s)
-        if one.new.num < self._settings.num_calls_min or one.new.num % _CHECK_EVERY:
+        return self._judge(version, one)
+
+    def turned_away(self, version: str, num_trips: int, now: float) -> Verdict:
+        """A call wanted the version, all of whose backends are left out since their calls fail.
+
+        `num_trips`: how often in a row that has happened to the one that is best off.
+        """
+        if version == self._stable:
+            for one in self._rounds.values():
+                _turn_away(one.stable, num_trips)
             return Verdict(version)
-        reason = self._more_failures(version, one) or self._slower(version, one)
-        return Verdict(version, reason)
+        one = self._round(version, now)
+        return self._judge(version, one) if _turn_away(one.new, num_trips) else Verdict(version)
 
     def restart(self, version: str) -> None:
         """Begin a new round for the version: its weight was changed, or it was taken out."""
         if version != self._stable:
             self._rounds[version] = _Round()
+
+    def _judge(self, version: str, one: _Round) -> Verdict:
+        if not self._is_due(one.new):
+            return Verdict(version)
+        reason = self._more_failures(version, one) or self._slower(version, one)
+        return Verdict(version, reason)
+
+    def _is_due(self, new: Tally) -> bool:
+        if not new.has_answered:
+            return new.num >= self._settings.num_failed_first
+        return new.num >= self._settings.num_calls_min and new.num % _CHECK_EVERY == 0
 
     def _round(self, version: str, now: float) -> _Round:
         if self._rounds[version].is_over(self._settings, now):
@@ -191,8 +239,10 @@ class Watch:
             return None
         if lowest_rate(new, risk) <= highest_rate(stable, risk) + margin:
             return None
+        away = one.new.num_turned_away
+        unasked = f", {away} of them turned away by its breakers" if away else ""
         return (
-            f"{version!r} failed in {new.hits} of {new.num} calls ({new.rate:.1%}), "
+            f"{version!r} failed in {new.hits} of {new.num} calls ({new.rate:.1%}){unasked}, "
             f"{self._stable!r} in {stable.hits} of {stable.num} ({stable.rate:.1%}): "
             f"more than {margin * 100:g} points above it"
         )
