@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvota.gateway.upstream.assembly import Assembler
 from kvota.gateway.upstream.likeness import Likeness
-from kvota.gateway.upstream.passage import Ask, Passage
+from kvota.gateway.upstream.passage import Ask, BrokenEvent, ErrorEvent, Passage
 
 
 class Heard:
@@ -84,6 +84,74 @@ def test_a_passage_says_the_same_as_one_that_decodes_everything(
     assert sharp.closing() == blind.closing()
 
 
+# Chunks as bytes, with holes for texts: laid out, repeated and nested as no encoder of ours would.
+# The second hole says the same in every chunk of a stream, often by an escape.
+layouts = st.sampled_from(
+    [
+        b'{"choices":[{"index":0,"delta":{"content":"@"}}]}',
+        b'{"model": "m", "choices": [{"delta": {"content": "@"}, "index": 1}]} ',
+        b'{"choices":[{"index":0,"delta":{"content":"@"}}],"usage":null,"x":"$"}',
+        b'{"content":"@","choices":[{"index":0,"delta":{"content":"$"}}]}',
+        b'{"text":"$","choices":[{"index":0,"text":"@","finish_reason":null}]}',
+        b'{"choices":[{"index":0,"text":"@","text":"$"}]}',
+        b'{"choices":[{"delta":{"content":"@","content":"$"}}]}',
+        b'{"choices":[{"delta":{"content":"@"}}],"choices":[{"delta":{"content":"$"}}]}',
+        b'{"choices":[{"delta":{"role":"$","content":"@"},"logprobs":null}]}',
+        b'{"choices":[{"delta":{"content":"@"},"logprobs":{"content":[{"token":"$"}]}}]}',
+        b'{"choices":[{"delta":{"content":"@"}},{"index":1,"delta":{"content":"$"}}]}',
+        b'{"choices":[{"delta":{"content":"@"},"finish_reason":  "$"}]}',
+        b'{"choices":[{"delta":{"content":"@"}}],"usage":{"completion_tokens":3,"x":"$"}}',
+        b'{"choices":[{"delta":{"content":"@","tool_calls":[{"index":0,"id":"$"}]}}]}',
+        b'{"choices":[{"delta":{"content":null,"reasoning":"@"},"x":"$"}]}',
+        b'{"choices":[{"delta":{"content":"@","refusal":"$"}}]}',
+        b'{"choices":[{"delta":{"x":"\\"content\\": \\"$\\"","content":"@"}}]}',
+        b'{"choices":[{"delta":{"content":"@"}}],"error":"$"}',
+        b'{"choices":[{"index":0.0,"delta":{"content":"@"}}]}',
+        b'{"choices":[{"index":0,"index":1,"delta":{"content":"@"}}]}',
+    ]
+)
+strings = st.sampled_from(
+    [b"a", b"b", b"", b"\\u0061", b"\\n", b'\\"', b"\\ud83d\\ude00", b"\\ud800", b"\\", b'"',
+     b"\xff", b'a","content":"b', b'a"}}],"choices":[{"delta":{"content":"b', b"]}", "你".encode(), b"\n",
+     b"\x7f", b"\xed\xa0\x80", b'\\","content":"b']
+)  # fmt: skip
+
+
+def outcome(passage: Passage, value: bytes) -> tuple[bytes | None, Any]:
+    """What the client gets, and the text as the full decoder reads it; or the failure."""
+    try:
+        passed = passage.take(value, 1.0)
+    except (BrokenEvent, ErrorEvent) as error:
+        return None, type(error)
+    return passed, passage.alike_text
+
+
+@settings(max_examples=600)
+@given(
+    layouts, st.just(b"\\u0061") | strings,
+    st.lists(st.sampled_from([b"a", b"b"]) | strings, min_size=2, max_size=6),
+)  # fmt: skip
+def test_bytes_laid_out_in_any_way_are_read_as_a_decoder_reads_them(
+    layout: bytes, second: bytes, texts: list[bytes]
+) -> None:
+    ask = Ask(is_stream=True, num_choices=2, model="new")
+    sharp, blind = Passage(ask, watcher=Heard()), Passage(ask, watcher=Heard())
+    blind.likeness = Blind()
+    for text in texts:
+        value = layout.replace(b"$", second).replace(b"@", text)
+        passed, found = outcome(sharp, value)
+        passed_blind, failure = outcome(blind, value)
+        assert passed == passed_blind
+        assert sharp.tally == blind.tally
+        if failure is not None:
+            assert found == failure
+            return
+        if found is not None:
+            [choice] = msgspec.json.decode(value)["choices"]
+            said = choice["delta"]["content"] if "delta" in choice else choice["text"]
+            assert (found, sharp.likeness.choice) == (said, choice.get("index", 0))
+
+
 @given(streams)
 def test_an_answer_is_put_together_the_same(stream: list[tuple[Any, str]]) -> None:
     passage = Passage(Ask(is_stream=False, num_choices=2), watcher=Heard())
@@ -141,6 +209,8 @@ def test_a_text_that_needs_reading_is_left_to_the_decoder(text: bytes) -> None:
         b'{"choices":[{"delta":{"content":"a"}},{"index":1,"delta":{}}]}',
         b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":"a"}}]}',
         b'{"choices":[{"text":"a","delta":{"content":null}}]}',
+        b'{"content":"a","choices":[{"delta":{"content":"\\u0061"}}]}',
+        b'{"choices":[{"delta":{"content":"a","content":"\\u0061"}}]}',
     ],
 )
 def test_what_adds_up_otherwise_is_no_pattern(value: bytes) -> None:

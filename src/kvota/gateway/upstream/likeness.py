@@ -36,12 +36,16 @@ class Likeness:
             return False
         self._num_looks += 1
         found = list(_TEXT.finditer(value))
-        simple = _only_text(value) if len(found) == 1 else None
-        if simple is None or simple[2].encode() != found[0][1]:
+        if len(found) != 1:
+            return False
+        begin, end = found[0].span(1)
+        head, tail = value[:begin], value[end:]
+        longer = found[0][1] + b"~"  # shows that these very bytes are the text, and no others
+        simple = _only_text(head + longer + tail)
+        if simple is None or simple[2] != longer.decode():
             return False
         self.choice, self.field, _ = simple
-        begin, end = found[0].span(1)
-        self._head, self._tail = value[:begin], value[end:]
+        self._head, self._tail = head, tail
         return True
 
     def text(self, value: bytes) -> str | None:
