@@ -112,8 +112,8 @@ layouts = st.sampled_from(
 )
 strings = st.sampled_from(
     [b"a", b"b", b"", b"\\u0061", b"\\n", b'\\"', b"\\ud83d\\ude00", b"\\ud800", b"\\", b'"',
-     b"\xff", b'a","content":"b', b'a"}}],"choices":[{"delta":{"content":"b', b"]}", "你".encode(), b"\n",
-     b"\x7f", b"\xed\xa0\x80", b'\\","content":"b']
+     b"\xff", b'a","content":"b', b'a"}}],"choices":[{"delta":{"content":"b', b"]}",
+     "你".encode(), b"\n", b"\x7f", b"\xed\xa0\x80", b'\\","content":"b']
 )  # fmt: skip
 
 
