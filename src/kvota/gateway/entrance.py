@@ -95,8 +95,8 @@ class Entrance:
 
     def check_route(self, route: Route, caller: Caller, call: Call) -> None:
         """Raises ModelNotAllowed, or ModelNotFound where models hide."""
+        call.model = route.name  # first: what was refused is in the log by its name
         self._door.check_model(caller, route.name)
-        call.model = route.name
 
     def search(self, body: msgspec.Struct, call: Call, rules: Rules) -> None:
         """The content filter on all that a body says. Raises FilterFound, InvalidRequest."""
