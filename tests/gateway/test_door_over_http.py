@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,14 @@ from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.telemetry.journal import read_journal
 from tests.support.fake_backend import FakeBackend, begins, fails
-from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
-from tests.support.http_client import CHAT
+from tests.support.gateway_world import (
+    PATIENCE_S,
+    GatewayWorld,
+    gateway_world,
+    model_of,
+    vllm_entry,
+)
+from tests.support.http_client import CHAT, Reply
 
 
 @pytest.fixture
@@ -58,6 +65,18 @@ async def test_health_leaks_nothing(world: GatewayWorld) -> None:
     assert (await world.get("/health")).content == b'{"status":"ok"}'
 
 
+async def line_of(world: GatewayWorld, reply: Reply) -> dict[str, Any]:
+    """The log's line of an answered request. It is written after the answer."""
+    wanted = reply.headers["x-kvota-request-id"]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            for line in map(json.loads, world.log.splitlines()):
+                if line.get("request_id") == wanted:
+                    found: dict[str, Any] = line
+                    return found
+            await asyncio.sleep(0.01)
+
+
 async def test_a_key_sees_and_calls_only_its_models(world: GatewayWorld) -> None:
     key = await world.key(models=frozenset({"chat"}))
     names = {one["id"] for one in (await world.get("/v1/models", key)).json["data"]}
@@ -65,8 +84,30 @@ async def test_a_key_sees_and_calls_only_its_models(world: GatewayWorld) -> None
     assert (await world.chat(model="gpt-4o-mini", key=key)).status == 200
     denied = await world.chat(model="secret", key=key)
     assert (denied.status, denied.error["code"]) == (403, "model_not_allowed")
+    assert (await line_of(world, denied))["model"] == "secret"
     unknown = await world.chat(model="nothing", key=key)
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    assert (await line_of(world, unknown))["model"] == "unknown"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/admin/usage", "/v1/requests"])
+async def test_a_look_that_is_denied_has_an_id_in_answer_and_log(
+    world: GatewayWorld, path: str
+) -> None:
+    await world.key()
+    denied = await world.get(path)
+    assert denied.status == 401
+    assert (await line_of(world, denied))["path"] == path
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/metrics", "/v1/models", "/nowhere", "/v1/embeddings"]
+)
+async def test_every_page_has_an_id(world: GatewayWorld, path: str) -> None:
+    replies = [await world.get(path) for _ in range(2)]
+    assert len({one.headers["x-kvota-request-id"] for one in replies}) == 2
+    given = await world.http.get(path, headers={"x-request-id": "mine"})
+    assert given.headers.get_list("x-kvota-request-id") == ["mine"]
 
 
 async def test_models_can_be_hidden_instead(backend: FakeBackend) -> None:

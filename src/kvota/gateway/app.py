@@ -18,12 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from kvota.core.errors import KvotaError
 from kvota.edge.problems import ErrorPages
 from kvota.gateway.about import About
 from kvota.gateway.admin import Admin
 from kvota.gateway.gatekeeper import Gatekeeper
+from kvota.gateway.naming import NamedAnswers
 from kvota.gateway.passages import LiveRequests, NodeDesks
 from kvota.gateway.passing_endpoint import PassingEndpoint
 from kvota.gateway.passing_kinds import DETOKENIZE, EMBEDDINGS, TOKENIZE
@@ -53,12 +55,12 @@ class Pages:
     gatekeeper: Gatekeeper
 
 
-def create_app(parts: Parts, pages: Pages) -> Starlette:
+def create_app(parts: Parts, pages: Pages) -> ASGIApp:
     problems = ErrorPages(parts.chance)
+    recorded = [*_generating_routes(parts), *_passing_routes(parts)]
     app = Starlette(
         routes=[
-            *_generating_routes(parts),
-            *_passing_routes(parts),
+            *recorded,
             *_about_routes(pages.about),
             *_request_routes(pages.requests),
             Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"]),
@@ -73,7 +75,7 @@ def create_app(parts: Parts, pages: Pages) -> Starlette:
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return NamedAnswers(app, parts.arrivals.new_id, [one.path for one in recorded])
 
 
 def _generating_routes(parts: Parts) -> list[Route]:

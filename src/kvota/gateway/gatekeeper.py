@@ -10,6 +10,7 @@ from kvota.core.errors import Forbidden
 from kvota.gateway.abuse import AbuseWatch
 from kvota.gateway.auth import Denied, Door
 from kvota.gateway.caller import Caller
+from kvota.gateway.naming import request_id
 from kvota.telemetry.log import Log
 
 
@@ -39,7 +40,12 @@ class Gatekeeper:
             caller = self._door.admit(dict(request.headers.raw), self._unix_time())
         except Denied as denied:
             self._abuse.failed(now, address=address)
-            self._log.info("denied", path=request.url.path, why=denied.reason.value)
+            self._log.info(
+                "denied",
+                request_id=request_id(request.scope),
+                path=request.url.path,
+                why=denied.reason.value,
+            )
             raise
         self._abuse.check(now, address=None, key_id=caller.key_id)
         return caller
