@@ -62,7 +62,7 @@ async def test_a_foreign_backend_answers_in_the_names_of_the_client(
     assert reply.status == 200
     assert reply.text() == TEXT
     assert reply.headers["x-kvota-backend"] == "a"
-    assert reply.headers["x-kvota-model"] == MODEL
+    assert reply.headers["x-kvota-model"] == "chat"
     assert int(reply.headers["x-kvota-queue-ms"]) >= 0
     bodies = reply.chunks if stream else [reply.json]
     assert {one["model"] for one in bodies} == {"chat"}
@@ -231,6 +231,7 @@ async def test_auto_means_the_model_for_the_task(
     ):
         reply = await world.chat(text, model="auto")
         assert (reply.headers["x-kvota-task"], reply.headers["x-kvota-backend"]) == (task, backend)
+        assert reply.headers["x-kvota-model"] == {"a": "general", "b": "coder"}[backend]
     assert "auto" in {one["id"] for one in (await world.get("/v1/models")).json["data"]}
 
 
@@ -330,6 +331,7 @@ async def test_a_version_that_fails_everything_is_rolled_back_though_its_breaker
     b.script = fails(500)
     replies = [await world.chat() for _ in range(120)]
     assert {one.status for one in replies} == {200}
+    assert {one.headers["x-kvota-model"] for one in replies} == {"chat@v1"}
     shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
     assert shown["weight"] == 0
     assert "turned away by its breakers" in shown["rolled_back"]

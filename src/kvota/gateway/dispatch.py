@@ -227,7 +227,7 @@ def _told(call: Call, target: Target) -> RawHeaders:
     """Who really answers, and why not the one that was asked."""
     headers = [
         (b"x-kvota-backend", target.backend.name.encode()),
-        (b"x-kvota-model", target.model.encode("ascii", "replace")),
+        (b"x-kvota-model", target.shown_model.encode("ascii", "replace")),
     ]
     if call.fallback is not None:
         headers.append((b"x-kvota-fallback", call.fallback.encode("ascii", "replace")))

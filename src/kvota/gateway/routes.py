@@ -36,6 +36,11 @@ class Target:
     backend: Backend
     permit: Permit
 
+    @property
+    def shown_model(self) -> str:
+        """What really answers, as clients are told: `chat`, or `chat@v2` where it has versions."""
+        return f"{self.route.name}@{self.version}" if self.route.has_versions else self.route.name
+
 
 @dataclass(slots=True, eq=False)
 class Replicas:
@@ -90,6 +95,10 @@ class Route:
     def has_choice(self) -> bool:
         """More than one backend could answer, so that it matters what is sent where."""
         return len(self.backends) > 1
+
+    @property
+    def has_versions(self) -> bool:
+        return len(self.versions) > 1
 
     def why_over(self, now: float) -> str | None:
         """Why its fallback should answer instead of making the client wait; None: stay."""
@@ -150,7 +159,7 @@ class Route:
 
     def turned_away(self, sticky_key: str, given: Target | None, now: float) -> Verdict | None:
         """Note it where a first pick went past the key's own version because that only fails."""
-        if len(self.versions) < 2:
+        if not self.has_versions:
             return None
         wanted = self.rollout.choose(sticky_key).name
         num_trips = self.versions[wanted].num_trips(now)
