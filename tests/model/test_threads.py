@@ -35,3 +35,19 @@ def test_an_old_cgroup_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for quota, cores in (("-1", 8), ("200000", 2)):
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         assert usable_cores(tmp_path) == cores
+
+
+def test_the_quota_of_a_service_or_of_its_slice_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    service = tmp_path / "tree" / "kvota.slice" / "kvota.service"
+    service.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("0::/kvota.slice/kvota.service\n")
+    (service / "cpu.max").write_text("400000 100000\n")
+    assert usable_cores(tmp_path / "tree", own) == 4
+    (service.parent / "cpu.max").write_text("200000 100000\n")
+    assert usable_cores(tmp_path / "tree", own) == 2
+    own.write_text("3:cpuacct,cpu:/other\n0::/\n")
+    assert usable_cores(tmp_path / "tree", own) == 8

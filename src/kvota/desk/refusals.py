@@ -78,8 +78,8 @@ class Refusals:
         return self._refuse(
             Refusal.DEADLINE_UNREACHABLE,
             self._retry_s(entry, first_s - left_s, now),
-            f"The first token is expected in {first_s:.1f} s, after the deadline in "
-            f"{max(left_s, 0.0):.1f} s.",
+            f"The first token is expected in {first_s:.3g} s, after the deadline in "
+            f"{max(left_s, 0.0):.3g} s.",
         )
 
     def is_lost(self, entry: Entry, now: float) -> bool:

@@ -11,20 +11,18 @@ load beyond the reserve. So a server that has started does not run out of memory
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from kvota.core.errors import ConfigError, InsufficientMemory
+from kvota.sizing.control_groups import CGROUP, OWN_GROUPS, own_groups
 
 ACTIVATION_RESERVE_BYTES = 500 * 10**6
 # Mean prompt plus output of the Azure conversation trace (2023): a typical chat request.
 TYPICAL_REQUEST_TOKENS = 1155 + 211
 
-_CGROUP = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -138,44 +136,21 @@ def draw_bill(
     )
 
 
-def memory_limit(cgroup: Path = _CGROUP, own_groups: Path = _OWN_GROUPS) -> tuple[int, str]:
+def memory_limit(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> tuple[int, str]:
     """Bytes this process may use, and where that figure comes from.
 
     The lowest of: what the machine has free plus what this process already holds, and the
-    limits of the control groups it may be in (version 2, then version 1). A container shows its
-    own group as the root; without one, a service's limit is that of its group or one above it.
+    limits of the control groups it is in.
     """
     memory = psutil.virtual_memory()
     free = memory.available + resident_bytes()
     limits = [(free, "free on this machine")]
-    for file, source in _limit_files(cgroup, own_groups):
-        limit = _read_limit(file)
+    for group in own_groups("memory", cgroup, own):
+        name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
+        limit = _read_limit(group.folder / name)
         if limit is not None and limit < memory.total:
-            limits.append((limit, source))
+            limits.append((limit, group.source))
     return min(limits)
-
-
-def _limit_files(cgroup: Path, own_groups: Path) -> Iterator[tuple[Path, str]]:
-    """Every file that may hold a limit for this process, and what to call it."""
-    yield cgroup / "memory.max", "the container's limit"
-    yield cgroup / "memory/memory.limit_in_bytes", "the container's limit"
-    try:
-        lines = own_groups.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:  # hierarchy:controllers:/path
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = cgroup, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = cgroup / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = root / path.strip("/")
-        for above in (group, *group.parents):
-            if above == root or not above.is_relative_to(root):
-                break
-            yield above / name, "this service's limit"
 
 
 def resident_bytes() -> int:

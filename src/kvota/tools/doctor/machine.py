@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from kvota.sizing.control_groups import cores_quota
 from kvota.sizing.memory import memory_limit
 
 THREAD_VARIABLES: Final = (
@@ -105,7 +106,7 @@ def this_machine(
 
 
 def read_memory(root: Path = _ROOT) -> Memory:
-    usable, source = memory_limit(root / "sys/fs/cgroup")
+    usable, source = memory_limit(root / "sys/fs/cgroup", root / "proc/self/cgroup")
     events = _counters(root / "sys/fs/cgroup/memory.events")
     if "oom_kill" not in events:  # control groups, version 1
         events = _counters(root / "sys/fs/cgroup/memory/memory.oom_control")
@@ -124,7 +125,7 @@ def read_cores(root: Path, environment: Mapping[str, str]) -> Cores:
     periods = stat.get("nr_periods", 0)
     return Cores(
         allowed=_allowed_cores(),
-        quota=_quota(group),
+        quota=cores_quota(group, root / "proc/self/cgroup"),
         throttled_share=stat.get("nr_throttled", 0) / periods if periods else 0.0,
         flags=cpu_flags(_text(root / "proc/cpuinfo")),
         architecture=platform.machine(),
@@ -206,19 +207,6 @@ def _allowed_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
-
-
-def _quota(group: Path) -> float | None:
-    """`cpu.max` holds "quota period" in microseconds, or "max period" without a limit."""
-    fields = _text(group / "cpu.max").split()
-    if not fields:  # control groups, version 1
-        fields = [
-            _text(group / "cpu" / name).strip()
-            for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        ]
-    if len(fields) != 2 or not fields[0].isdigit() or not fields[1].isdigit():
-        return None
-    return int(fields[0]) / int(fields[1])
 
 
 def _counters(file: Path) -> dict[str, int]:
