@@ -8,7 +8,7 @@ The same steps as for generation (`proxy.py`), with a body of another kind.
 from typing import Any
 
 from kvota.core.errors import InvalidRequest, KvotaError
-from kvota.edge.exchange import Exchange, beside
+from kvota.edge.exchange import Exchange
 from kvota.gateway.auth import model_not_found
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call, Work
@@ -34,7 +34,7 @@ class PassingEndpoint(Endpoint):
         caller = parts.entrance.admit(exchange.request_headers, call)
         arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
         content = await exchange.body()
-        async with beside(exchange.watch()):
+        async with exchange.watched():
             body = self._kind.decoder.decode(content)
             route = self._route(body.model, caller, rules)
             parts.entrance.check_route(route, caller, call)

@@ -84,7 +84,7 @@ class GeneratingEndpoint(Generic[T]):
         arrival = edge.arrivals.make(service.id, service.arrived_s, exchange.request_headers)
         service.arrival = arrival
         content = await exchange.body()
-        async with beside(exchange.watch()):
+        async with exchange.watched():
             prepared = await self._prepare(self._decoder.decode(content), arrival)
             if exchange.is_gone:
                 raise ClientClosed("The client went away before its request was accepted.")

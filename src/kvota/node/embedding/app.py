@@ -31,7 +31,7 @@ from kvota.core.errors import (
     Refused,
 )
 from kvota.edge.arrival import Arrival, Arrivals, client_id
-from kvota.edge.exchange import Exchange, beside
+from kvota.edge.exchange import Exchange
 from kvota.edge.problems import ErrorPages, error_code, error_headers, error_response, outcome_of
 from kvota.edge.trust import USAGE, UsageReport
 from kvota.node.embedding.embedder import Embedder, Vector
@@ -177,7 +177,7 @@ class EmbeddingEndpoint:
         body = self._decoder.decode(await exchange.body())
         texts = await self._texts(body)
         seen.num_texts, seen.prompt_tokens = len(texts), sum(map(len, texts))
-        async with beside(exchange.watch()):
+        async with exchange.watched():
             work = asyncio.ensure_future(
                 self._embedder.embed(
                     texts,
