@@ -1,9 +1,12 @@
 """Connections to one backend: used again, closed when idle, never too many."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from kvota.gateway.upstream.channel import Channel
 from kvota.gateway.upstream.pool import Address, Pool, address_of
@@ -126,6 +129,35 @@ async def test_who_waits_for_a_place_or_a_connection_gets_none_of_a_closed_pool(
     for one in asked:
         with pytest.raises(ConnectionAbortedError):
             await asyncio.wait_for(one, PATIENCE_S)
+
+
+async def test_of_several_addresses_a_silent_one_is_passed_over_and_remembered(
+    server: tuple[Server, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, port = "127.0.0.2", server[1].port
+    with contextlib.ExitStack() as full:
+        taken = full.enter_context(socket.socket())
+        taken.bind((silent, port))
+        taken.listen(0)
+        for _ in range(4):  # its queue is full: more are not answered
+            waits = full.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex((silent, port))
+        asked: list[str] = []
+
+        async def two(self: object, host: str, port: int, **_: object) -> list[object]:
+            asked.append(host)
+            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+            return [(*kind, (name, port)) for name in (silent, "127.0.0.1")]
+
+        monkeypatch.setattr(uvloop.Loop, "getaddrinfo", two)
+        pool = Pool(Address("both.test", port), connections_max=2, keep_alive_s=PATIENCE_S)
+        assert await ask(await pool.take(3.0)) == b"ok"
+        began_s = asyncio.get_running_loop().time()
+        assert await ask(await pool.take(PATIENCE_S)) == b"ok"
+        assert asyncio.get_running_loop().time() - began_s < PATIENCE_S / 2, "it was tried again"
+        assert asked == ["both.test"] * 2
+        pool.close()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ The connection used last is used next, so what a burst has opened falls idle and
 """
 
 import asyncio
+import socket
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -46,6 +47,7 @@ class Pool:
         self._busy: set[Channel] = set()
         self._idle: list[tuple[Channel, float]] = []  # and since when; the last one newest
         self._sweeping: asyncio.TimerHandle | None = None
+        self._answered: str | None = None  # the address that was reached last
         self._is_closed = False
 
     async def take(self, timeout_s: float) -> Channel:
@@ -117,11 +119,32 @@ class Pool:
                     ssl=address.tls, server_hostname=address.host if address.tls else None,
                 )  # fmt: skip
             else:
-                transport, channel = await loop.create_connection(
-                    Channel, address.host, address.port, ssl=address.tls
-                )
-                notice_vanished(transport.get_extra_info("socket"))
+                channel = await self._dialled(address.host, address.port, timeout_s)
         return channel
+
+    async def _dialled(self, host: str, port: int, timeout_s: float) -> Channel:
+        """At one of the name's addresses, the one that answered last first. Each but the last is
+        tried for an equal part of the time: behind one of several there may be nobody, in silence.
+        """
+        loop, tls = asyncio.get_running_loop(), self._address.tls
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        names = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+        names.sort(key=lambda name: name != self._answered)
+        for name in names:
+            is_last = name == names[-1]
+            try:
+                async with asyncio.timeout(None if is_last else timeout_s / len(names)):
+                    transport, channel = await loop.create_connection(
+                        Channel, name, port, ssl=tls, server_hostname=host if tls else None
+                    )
+            except OSError:  # TimeoutError is one
+                if is_last:
+                    raise
+                continue
+            self._answered = name
+            notice_vanished(transport.get_extra_info("socket"))
+            return channel
+        raise OSError(f"{host} has no address")
 
     def _sweep(self) -> None:
         """Close what has been idle for too long."""
