@@ -116,6 +116,15 @@ def test_a_prefix_cache_that_is_off_or_useless() -> None:
     assert found(vllm_page(prompt=9000, looked_up=9000, hits=0)) == ["prefix cache useless"]
 
 
+def test_a_gateway_that_cannot_see_a_cache_is_not_said_to_have_none() -> None:
+    row = '{backend="gpu-1"}'
+    blocks = 'kvota_kv_blocks{backend="gpu-1",state="free"} 100\n'
+    before, after = (f"{blocks}kvota_prompt_tokens_total{row} {number}\n" for number in (0, 9000))
+    readings = [Reading(at_s=20.0 * at, page=Page.parse(p)) for at, p in enumerate((before, after))]
+    names = [one.name for one in diagnose(Window(readings), Targets()).findings]
+    assert not [name for name in names if "prefix cache" in name]
+
+
 def test_memory_in_use_with_nobody_there() -> None:
     idle = [vllm_page(running=0, kv=kv) for kv in (0.2, 0.2, 0.3)]
     assert found(*idle) == ["KV only rises: leak"]

@@ -133,7 +133,7 @@ def prefix_cache(window: Window, targets: Targets) -> Iterable[Finding]:
 
 
 def _is_off(window: Window, looked_up: float | None, hits: float | None) -> bool:
-    if window.has("kvota_kv_blocks"):
+    if "cached" in window.last.page.by("kvota_kv_blocks", "state"):
         return not hits and max(window.gauge_by("kvota_kv_blocks", "state", "cached")) == 0
     return window.has("vllm:prompt_tokens_total") and not looked_up
 
