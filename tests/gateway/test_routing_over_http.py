@@ -18,7 +18,13 @@ from tests.support.fake_backend import (
     never_ends,
     streams,
 )
-from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
+from tests.support.gateway_world import (
+    PATIENCE_S,
+    GatewayWorld,
+    gateway_world,
+    model_of,
+    vllm_entry,
+)
 from tests.support.http_client import CHAT, Reply
 
 TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
@@ -365,6 +371,32 @@ async def test_a_new_version_is_kept_where_the_old_one_fails_alike(
         await world.chat()
     shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
     assert (shown["weight"], shown["rolled_back"]) == (0.5, None)
+
+
+async def test_a_desk_here_says_of_its_requests_what_a_nodes_desk_does(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    replies = [await chained.chat(stream=stream) for stream in (True, False, True)]
+    usage = replies[1].json["usage"]
+    of_a = '{backend="a"}'
+    for name in ("request_queue", "time_to_first_token", "request"):
+        assert await chained.metrics(f"kvota_{name}_seconds_count{of_a}") == 3, name
+    assert await chained.metrics(f"kvota_output_tokens_total{of_a}") == 3 * 8
+    prompt = await chained.metrics(f"kvota_prompt_tokens_total{of_a}")
+    assert prompt == 3 * usage["prompt_tokens"]
+    for name in ("request_queue", "time_to_first_token", "time_per_output_token", "request"):
+        total_s = await chained.metrics(f"kvota_{name}_seconds_sum{of_a}")
+        assert 0 <= total_s <= PATIENCE_S, name
+    assert await chained.metrics(f"kvota_forecast_error_tokens_count{of_a}") == 3
+    assert await chained.metrics(f"kvota_retry_after_error_seconds_count{of_a}") == 0
+    cached = sum((usage.get("prompt_tokens_details") or {}).values())
+    assert await chained.metrics(f"kvota_prefix_hit_tokens_total{of_a}") == 3 * cached
+    assert await chained.metrics('kvota_kv_blocks{backend="a",state="used"}') == 0
+    assert await chained.metrics("vllm:cache_config_info{") == 2
+    a.script = fails(500)
+    await chained.chat()
+    assert await chained.metrics(f"kvota_request_queue_seconds_count{of_a}") == 4
+    assert await chained.metrics(f"kvota_time_to_first_token_seconds_count{of_a}") == 3
 
 
 async def test_a_client_that_leaves_ends_the_work_at_the_backend(

@@ -10,12 +10,14 @@ from starlette.responses import Response
 from kvota.core.errors import KvotaError, Refusal, Refused
 from kvota.gateway.auth import Door, model_not_found
 from kvota.gateway.backends import Backend
-from kvota.gateway.desk_page import Desk, DeskPage
+from kvota.gateway.desk_metrics import DeskMetrics
+from kvota.gateway.desk_page import Desk, DeskPage, KnownMemory
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.live import Live, going_away
 from kvota.gateway.metrics import GatewayMetrics
 from kvota.gateway.routes import Route
 from kvota.gateway.settings import AUTO
+from kvota.gateway.upstream.foreign_desk import ForeignDesk
 from kvota.wire.responses import ModelCard, ModelList
 
 PAGE_TIMEOUT_S = 5.0
@@ -32,13 +34,14 @@ class About:
         door: Door,
         metrics: GatewayMetrics,
         own: Backend | None,
+        desk_metrics: DeskMetrics,
     ) -> None:
         self._live = live
         self._gatekeeper = gatekeeper
         self._door = door
         self._metrics = metrics
         self._own = own
-        self._desks = DeskPage(lambda: _desks(live))
+        self._desks = DeskPage(lambda: _desks(live), desk_metrics)
 
     async def health(self, request: HttpRequest) -> Response:
         """The process is alive; says nothing else on purpose."""
@@ -114,10 +117,19 @@ class About:
 def _desks(live: Live) -> list[Desk]:
     backends = {one.name: one for one in _backends(live)}
     return [
-        (name, one.desk.snapshot(), one.desk.settings)
+        Desk(name, one.desk.snapshot(), one.desk.settings, _memory(one, one.desk))
         for name, one in backends.items()
         if one.desk is not None
     ]
+
+
+def _memory(backend: Backend, desk: ForeignDesk) -> KnownMemory | None:
+    state = backend.state
+    capacity = state.capacity_tokens or backend.entry.kv_tokens
+    if capacity is None:
+        return None
+    outside = None if state.used_tokens is None else desk.pinned_outside_tokens
+    return KnownMemory(capacity, state.block_size or 1, outside)
 
 
 def own_nodes(live: Live) -> list[Backend]:

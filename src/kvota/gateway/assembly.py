@@ -186,7 +186,9 @@ class Gateway:
         )  # fmt: skip
         own = None if self.own is None else self.own.backend
         pages = Pages(
-            about=About(self.live, gatekeeper, stores.door, self.metrics, own),
+            about=About(
+                self.live, gatekeeper, stores.door, self.metrics, own, self.registry.desk_metrics
+            ),
             admin=Admin(
                 self.live,
                 gatekeeper,

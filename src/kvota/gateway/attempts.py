@@ -185,6 +185,8 @@ class Attempt:
                     await self._relayed(relay)
                 finally:
                     self._learn(relay)
+                    if place is not None:
+                        place.tally = relay.tally
 
     async def _price(self) -> int:
         """Count the prompt; returns the most tokens that one choice may have."""

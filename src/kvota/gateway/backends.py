@@ -19,6 +19,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, Refused
 from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
+from kvota.gateway.desk_metrics import DeskMetrics, DeskRecords
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.breaker import Breaker, BreakerSettings
 from kvota.gateway.policy.routing import Replica
@@ -182,6 +183,7 @@ class Registry:
         self._log = log
         self._backends: dict[str, Backend] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self.desk_metrics = DeskMetrics()
 
     def __getitem__(self, name: str) -> Backend:
         return self._backends[name]
@@ -243,7 +245,8 @@ class Registry:
         is_ours = TRAITS[entry.kind].has_own_desk
         client = NodeUpstream if is_ours else Upstream
         upstream = client(upstream_settings(entry, environment), self._clock)
-        return new_backend(entry, upstream, self._clock, self._chance)
+        records = None if is_ours else self.desk_metrics.of(entry.name)
+        return new_backend(entry, upstream, self._clock, self._chance, records=records)
 
 
 def new_backend(
@@ -252,14 +255,17 @@ def new_backend(
     clock: Clock,
     chance: Random,
     supervised: Supervised | None = None,
+    *,
+    records: DeskRecords | None = None,
 ) -> Backend:
+    """`records` hear of what passes the desk, where the gateway keeps one for it."""
     has_desk = not TRAITS[entry.kind].has_own_desk
     return Backend(
         entry=entry,
         upstream=upstream,
         prober=Prober(upstream, entry.kind, clock),
         breaker=Breaker(BreakerSettings(), chance),
-        desk=_desk(entry, clock) if has_desk else None,
+        desk=_desk(entry, clock, records) if has_desk else None,
         embedding_desk=_embedding_desk(entry, clock) if has_desk else None,
         supervised=supervised,
     )
@@ -287,13 +293,15 @@ def upstream_settings(entry: BackendEntry, environment: Mapping[str, str]) -> Up
     )
 
 
-def _desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
+def _desk(entry: BackendEntry, clock: Clock, records: DeskRecords | None) -> ForeignDesk:
     settings = DeskSettings(
         max_running_requests=entry.max_running_requests,
         max_waiting_queue=entry.max_waiting_queue,
     )
     capacity = entry.kv_tokens or KV_TOKENS_UNKNOWN
-    return ForeignDesk(clock, settings, capacity_tokens=capacity, share=entry.kv_share)
+    return ForeignDesk(
+        clock, settings, capacity_tokens=capacity, share=entry.kv_share, observer=records
+    )
 
 
 def _embedding_desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:

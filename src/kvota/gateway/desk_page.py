@@ -2,11 +2,12 @@
 
 Whoever reads a node (a dashboard, an autoscaler, `kvota doctor`) so reads a gateway of vLLMs too.
 This page follows the gateway's only where no node's does: no name may stand there twice. `backend`
-tells the desks apart; KV usage is that of all of them together.
+tells the desks apart; KV usage is that of all of them together. Blocks are the backend's where it
+says how large they are, else single tokens, which is what a desk here counts in.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,29 +15,54 @@ from prometheus_client.registry import Collector
 
 from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import DeskSnapshot
+from kvota.gateway.desk_metrics import DeskMetrics
 from kvota.telemetry.metrics import PlainRegistry
 
-Desk = tuple[str, DeskSnapshot, DeskSettings]  # of the backend of that name
+
+class KnownMemory(NamedTuple):
+    """What is known of a backend's KV: as it reports, or as the settings state."""
+
+    capacity_tokens: int
+    block_size: int = 1
+    outside_tokens: int | None = None  # used there beyond our leases; None: it does not say
+
+
+class Desk(NamedTuple):
+    """Of the backend of that name. `memory` None: its capacity is our guess."""
+
+    name: str
+    now: DeskSnapshot
+    settings: DeskSettings
+    memory: KnownMemory | None = None
+
+
 LIMITS: Final = ("max_running_requests", "max_waiting_queue", "queue_timeout_s")
 
 
 class DeskPage(Collector):
     """One per gateway. `desks` is called at each scrape; embedding desks are none of them."""
 
-    def __init__(self, desks: Callable[[], Sequence[Desk]]) -> None:
+    def __init__(
+        self, desks: Callable[[], Sequence[Desk]], metrics: DeskMetrics | None = None
+    ) -> None:
         self._desks = desks
+        self._metrics = metrics
         self._registry = PlainRegistry()
         self._registry.register(self)
 
     def render(self) -> bytes:
         """The page in Prometheus text format."""
-        return generate_latest(self._registry)
+        page = generate_latest(self._registry)
+        if page and self._metrics is not None:
+            page += self._metrics.render()
+        return page
 
     def collect(self) -> Iterable[Metric]:
         desks = self._desks()
         if not desks:
             return
         yield from _gauges(desks)
+        yield from _memory(desks)
         yield from _counters(desks)
         yield from _aliases(desks)
 
@@ -55,7 +81,7 @@ def _gauges(desks: Sequence[Desk]) -> Iterable[Metric]:
     limits = GaugeMetricFamily(
         "kvota_desk_limit", "Settings of the desk in force.", labels=["backend", "setting"]
     )
-    for name, now, settings in desks:
+    for name, now, settings, _ in desks:
         for lane, number in now.running.items():
             running.add_metric([name, lane.value], number)
         for (lane, band), number in now.waiting.items():
@@ -65,12 +91,35 @@ def _gauges(desks: Sequence[Desk]) -> Iterable[Metric]:
     yield from (usage, running, waiting, limits)
 
 
+def _memory(desks: Sequence[Desk]) -> Iterable[Metric]:
+    """Of desks whose capacity is known. vLLM's label `engine` keeps those of several apart."""
+    blocks = GaugeMetricFamily(
+        "kvota_kv_blocks",
+        "KV blocks by state; outside: used by the backend beyond what is lent here.",
+        labels=["backend", "state"],
+    )
+    config = GaugeMetricFamily(
+        "vllm:cache_config_info", "KV geometry.", labels=["engine", "block_size", "num_gpu_blocks"]
+    )
+    for name, now, _, memory in desks:
+        if memory is None:
+            continue
+        size = memory.block_size
+        free = max(now.capacity_tokens - now.held_tokens, 0) // size
+        blocks.add_metric([name, "free"], free)
+        blocks.add_metric([name, "used"], -(-now.held_tokens // size))
+        if memory.outside_tokens is not None:
+            blocks.add_metric([name, "outside"], -(-memory.outside_tokens // size))
+        config.add_metric([name, str(size), str(memory.capacity_tokens // size)], 1)
+    yield from (blocks, config)
+
+
 def _counters(desks: Sequence[Desk]) -> Iterable[Metric]:
     ended = CounterMetricFamily("kvota_requests", "Ended requests.", labels=["backend", "outcome"])
     refused = CounterMetricFamily(
         "kvota_rejected", "Requests refused with 503.", labels=["backend", "reason"]
     )
-    for name, now, _ in desks:
+    for name, now, *_ in desks:
         for outcome, number in now.tally.ended.items():
             ended.add_metric([name, outcome.value], number)
         for reason, number in now.tally.refused.items():
@@ -80,9 +129,9 @@ def _counters(desks: Sequence[Desk]) -> Iterable[Metric]:
 
 def _aliases(desks: Sequence[Desk]) -> Iterable[Metric]:
     """vLLM's names, summed over the desks, so that schedulers made for it work unchanged."""
-    num_waiting = sum(now.num_waiting_choices for _, now, _ in desks)
+    num_waiting = sum(one.now.num_waiting_choices for one in desks)
     for name, value in (
-        ("vllm:num_requests_running", sum(now.num_choices for _, now, _ in desks)),
+        ("vllm:num_requests_running", sum(one.now.num_choices for one in desks)),
         ("vllm:num_requests_waiting", num_waiting),
         ("vllm:kv_cache_usage_perc", _usage(desks)),
     ):
@@ -90,5 +139,5 @@ def _aliases(desks: Sequence[Desk]) -> Iterable[Metric]:
 
 
 def _usage(desks: Sequence[Desk]) -> float:
-    capacity = sum(now.capacity_tokens for _, now, _ in desks)
-    return sum(now.held_tokens for _, now, _ in desks) / capacity if capacity else 0.0
+    capacity = sum(one.now.capacity_tokens for one in desks)
+    return sum(one.now.held_tokens for one in desks) / capacity if capacity else 0.0

@@ -16,11 +16,12 @@ from prometheus_client.registry import Collector
 
 from kvota.core.errors import Outcome
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
-_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+# Buckets; a gateway's desks have the same, so that both can be summed.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.05, 0.25)
-_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -99,7 +100,7 @@ class Metrics:
             registry, "stream", "Last sampled token to the last byte handed over."
         )
         self._token_s = _histogram(
-            registry, "time_per_output_token", "Mean gap between tokens.", _TOKEN_SECONDS
+            registry, "time_per_output_token", "Mean gap between tokens.", TOKEN_SECONDS
         )
         self._request_s = _histogram(registry, "request", "Arrival to the last byte of the answer.")
         self._step_s = _histogram(registry, "step", "One forward pass.", _STEP_SECONDS)
@@ -118,7 +119,7 @@ class Metrics:
         self._forecast_error = Histogram(
             "kvota_forecast_error_tokens",
             "Output length, forecast at the grant, minus what it became; absolute.",
-            buckets=_TOKENS,
+            buckets=TOKENS,
             registry=registry,
         )
         self._retry_error_s = _histogram(
@@ -289,6 +290,6 @@ def _counter(registry: CollectorRegistry, name: str, text: str) -> Counter:
 
 
 def _histogram(
-    registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...] = _SECONDS
+    registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...] = SECONDS
 ) -> Histogram:
     return Histogram(f"kvota_{name}_seconds", text, buckets=buckets, registry=registry)

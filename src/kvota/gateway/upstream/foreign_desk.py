@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from kvota.core.clock import Clock
 from kvota.core.errors import (
@@ -40,6 +40,7 @@ from kvota.desk.waiting import why_waiting
 from kvota.edge.arrival import Arrival
 from kvota.gateway.caller import Caller
 from kvota.gateway.upstream.correction import Correction, KvReading
+from kvota.gateway.upstream.passage import Tally
 from kvota.wire import sse
 
 TICK_S: Final = 0.05
@@ -89,8 +90,9 @@ class ForeignDesk:
         share: float = 1.0,
         block_size: int = 1,
         forecast: Forecast | None = None,
-        observer: DeskObserver | None = None,
+        observer: "PlaceObserver | None" = None,
     ) -> None:
+        self._observer = observer
         self._clock = clock
         self._correction = Correction(capacity_tokens, share=share, block_size=block_size)
         self._desk = Desk(
@@ -232,6 +234,8 @@ class ForeignDesk:
         if place.granted.done() and not place.granted.cancelled():
             place.granted.exception()  # it has been told, or nobody is left to be told
         self._catch_up()
+        if self._observer is not None:
+            self._observer.left(place, self._clock.now())
         if not place.is_closed:
             place.is_closed = True
             self._start(self._desk.release(place.ticket.id, outcome, self._clock.now()))
@@ -300,6 +304,7 @@ class Place:
         self.is_closed = False  # at the desk
         self.client_id = ticket.id
         self.first_token_s: float | None = None
+        self.tally: Tally | None = None  # what has come back, once the answer is over
         self._desk = desk
         self._clock = clock
         self._behind = behind
@@ -370,6 +375,13 @@ class Place:
         if self.cut_by is None:
             self.cut_by = error
             self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class PlaceObserver(DeskObserver, Protocol):
+    """Hears what the desk hears of its predictions, and of every place that is left."""
+
+    def left(self, place: Place, now: float) -> None:
+        """The answer has gone out, or broke, or there was none. Must be quick."""
 
 
 def _outcome_of(error: BaseException) -> Outcome:
