@@ -173,6 +173,23 @@ async def test_what_one_gateway_changes_the_others_see(store: RolloutStore) -> N
     assert here.weights == {"v1": 0.5, "v2": 0.0}
 
 
+async def test_where_an_operator_deleted_the_row_what_is_stored_anew_is_seen(
+    store: RolloutStore, database: Database
+) -> None:
+    here, there = Gateway(store), Gateway(store)
+    for weight in (0.3, 0.4):
+        await here.weigh(v1=weight)
+    await there.book.catch_up(there.table)
+    with database.transaction() as connection:
+        connection.execute(ROLLOUT_TABLES.tables["rollouts"].delete())
+    await Gateway(store).weigh(v1=0.7)  # its first revision
+    await there.book.catch_up(there.table)
+    assert there.weights["v1"] == 0.7
+    await there.weigh(v1=0.8)
+    await here.book.catch_up(here.table)
+    assert here.weights["v1"] == 0.8
+
+
 async def test_a_gateway_with_another_file_is_left_alone(store: RolloutStore) -> None:
     here, there = Gateway(store), Gateway(store, entry(one("v1", 1.0), one("v2", 1.0)))
     await here.weigh(v1=0.5)

@@ -144,9 +144,8 @@ class RolloutBook:
         self._log.info(what, model=route.name, rolled_back=out, **_shown(route))
 
     def _see(self, row: SavedRollout, route: Route | None) -> None:
-        known = self._saved.get(row.model)
-        if row.model in self._changed or (known and known.revision >= row.revision):
-            return  # ours is newer, or will be compared with this when it is stored
+        if row.model in self._changed or row == self._saved.get(row.model):
+            return  # ours will be compared with this when it is stored; or it is ours
         self._saved[row.model] = row
         if route is not None and row.declared == declared(route):
             self._adopt(route, row, "rollout changed by another gateway")
