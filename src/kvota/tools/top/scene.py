@@ -144,7 +144,10 @@ def _refusals(samples: Samples) -> dict[str, int]:
 
 
 def _blocks(samples: Samples) -> Blocks:
+    """A node's. The page of a gateway's desks has none cached: whose blocks are, nobody knows."""
     states = samples.by("kvota_kv_blocks", "state")
+    if "cached" not in states:
+        return Blocks(0, 0, 0)
     used, cached, free = (int(states.get(state, 0)) for state in ("used", "cached", "free"))
     return Blocks(used, cached, free)
 
