@@ -360,6 +360,27 @@ async def test_a_version_is_kept_that_only_refuses(
     assert (shown["weight"], shown["rolled_back"]) == (0.5, None)
 
 
+async def test_a_version_misses_its_calls_only_where_failures_shut_out_all_its_backends(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[model_of("chat", "a", "b")]
+    )
+    route = world.parts.live.now.table.find("chat")
+    assert route is not None
+    [version] = route.versions.values()
+    now = world.clock.now()
+    for backend in version.backends:
+        assert version.num_trips(now) == 0
+        for _ in range(5):
+            permit = backend.breaker.may_pass(now)
+            assert permit is not None
+            backend.breaker.report(permit, False, now)
+    assert version.num_trips(now) == 1
+    version.backends[0].is_draining = True
+    assert version.num_trips(now) == 0, "that one is away for another reason"
+
+
 async def test_a_new_version_is_kept_where_the_old_one_fails_alike(
     closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
 ) -> None:
