@@ -75,7 +75,7 @@ class BreakerSettings:
     failures_in_row_max: int = 5  # for backends with little traffic, and for dead ones
     open_s: float = 5.0
     open_growth: float = 2.0
-    open_max_s: float = 120.0
+    open_max_s: float = 30.0  # what clients may still wait after it is well, if it stands alone
     jitter: float = 0.2
     probes_max: int = 3  # at once
     probes_to_close: int = 3
