@@ -36,7 +36,7 @@ NODE = NodeSettings(
     capacity=Capacity(1_600, 32, bytes_per_block=0),
     cost=CPU_SMOLLM2,
     limits=SchedulerLimits(
-        max_num_batched_tokens=64, max_running_requests=24, long_prefill_share=0.15
+        max_num_batched_tokens=64, max_running_requests=24, long_prefill_share=0.18
     ),
 )
 DESK = DeskSettings(

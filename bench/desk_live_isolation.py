@@ -25,7 +25,7 @@ NUM_QUEUED = 3
 LONG_PROMPT, LONG_OUTPUT = 4_096, 64  # half of the default model's window of 8,192
 FLAGS = (
     "--kv-memory", "1GiB", "--max-running-requests", "24",
-    "--max-num-batched-tokens", "64", "--long-prefill-share", "0.15",
+    "--max-num-batched-tokens", "64", "--long-prefill-share", "0.18",
     "--queue-timeout-s", "200", "--request-timeout-s", "300",
 )  # fmt: skip
 UTILISATION = 3 / 4
