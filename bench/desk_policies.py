@@ -2,8 +2,8 @@
 
 Two workloads: Azure conversation, and a mix of reasoning clients (ServeGen). The output-length
 histories are what came before; what is judged begins after the first 60 % of each. Loads are
-multiples of the capacity that the closed system has with `forecast z = 2`: everybody waits, nobody
-times out.
+multiples of the capacity that the closed system has with `forecast z = 2` on the first stretch of
+what is judged: everybody waits, nobody times out.
 
 Lengths are divided so that a run takes seconds: with `length` 8, a simulated token stands for 8, a
 block for as many tokens as ever, and a step of the simulation for 8 steps. So memory, time and
@@ -100,7 +100,7 @@ OURS = "forecast z=2"
 
 LOADS = (0.8, 1.0, 1.5)  # of capacity
 SATURATED = LOADS[-1]
-STRETCHES = 4  # of traffic that a judged row is the mean of: one alone errs by a tenth
+STRETCHES = 4  # of traffic that a judged row is the mean of: one alone is noisy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
