@@ -56,7 +56,7 @@ def has_line(records: Sequence[RequestRecord], newcomer: RequestRecord) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", (0, 1, 2, 3, 4, 8))
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 8])
 def test_who_finds_no_line_is_not_refused_for_what_was_a_minute_ago(seed: int) -> None:
     settings = WorldSettings(node=NODE, proof_every=1_000)
     records = World(arrivals(seed), settings, seed=seed, door=desk_door(DESK)).run().records
