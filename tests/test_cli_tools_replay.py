@@ -32,6 +32,31 @@ def test_a_description_is_data_too() -> None:
     assert facts["bursts"][0]["window_s"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("azure_conv_2023.csv.gz", ["Azure", "Arrivals", "Lengths", "mean 5.53", "19,366"]),
+        ("servegen_r1_two_hours.jsonl.gz", ["ServeGen", "Arrivals", "Lengths", "mean 11.1"]),
+    ],
+)
+def test_a_description_is_a_page_with_charts(name: str, heads: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "trace.html"
+    result = RUN.invoke(app, ["trace", "describe", f"bench/traces/{name}", "--html", str(file)])
+    assert result.exit_code == 0
+    page = file.read_text()
+    assert page.count("<svg") == 2
+    for text in heads:
+        assert text in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_no_arrivals_are_drawn_where_none_are_recorded(tmp_path: Path) -> None:
+    lengths, file = tmp_path / "lengths.csv", tmp_path / "trace.html"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n10,20\n30,40\n")
+    assert RUN.invoke(app, ["trace", "describe", str(lengths), "--html", str(file)]).exit_code == 0
+    assert "Arrivals" not in file.read_text()
+
+
 def test_clients_are_described_by_their_distributions() -> None:
     result = RUN.invoke(app, ["trace", "describe", "bench/traces/servegen_r1_two_hours.jsonl.gz"])
     assert "clients" in result.stdout

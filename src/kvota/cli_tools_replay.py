@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +17,15 @@ from kvota.tools.replay import show
 from kvota.tools.replay.plan import Recorded, Source, plan_for, read
 from kvota.tools.replay.run import DRAIN_S, Replayed, replay
 from kvota.tools.replay.tenants import keys_for, read_keys
+from kvota.tools.replay.trace_page import trace_report
 from kvota.tools.replay.words import population_table, shape_table
 from kvota.tools.report import terminal
-from kvota.tools.report.html import write_html, write_json
+from kvota.tools.report.html import Table, write_html, write_json
 from kvota.traffic.arrival import Scaling
+from kvota.traffic.curves import Curves, curves_of, curves_of_clients
 from kvota.traffic.opening import TraceFormat, Traffic, format_of, open_traffic
 from kvota.traffic.servegen import read_clients
-from kvota.traffic.shape import shape_of, shape_of_clients
+from kvota.traffic.shape import gather, gather_clients, shape_of, shape_of_clients
 from kvota.traffic.writing import Target, write_traffic
 
 EXIT_REFUSED = 1  # the generator was the bottleneck, or nothing was answered
@@ -134,30 +136,58 @@ def _show(replayed: Replayed, json_file: Path | None, html: Path | None) -> None
         sys.exit(EXIT_REFUSED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """A file of traffic as a table, as data and as lines."""
+
+    kind: TraceFormat
+    table: Table
+    facts: dict[str, Any]
+    curves: Curves
+    has_times: bool = True
+
+
 @traces.command()
 def describe(
     file: _File,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
 ) -> None:
     """Lengths, burstiness, tenants and shared prefixes of a file, as it is."""
-    found = format_of(file)
+    with terminal.progress_bar() as bar:
+        bar.add_task(f"reading {file.name}", total=None)
+        found = _described(file)
+    if html is not None:
+        kind, curves = found.kind.value, found.curves
+        write_html(
+            trace_report(file.name, kind, found.table, curves, has_times=found.has_times), html
+        )
     console = Console(highlight=False, soft_wrap=True)
-    facts: dict[str, Any]
-    if found is TraceFormat.SERVEGEN:
-        population = shape_of_clients(read_clients(file))
-        table, facts = population_table(population), asdict(population)
-    else:
-        traffic = open_traffic(file, spreads=False)
-        shape = shape_of(traffic.arrivals)
-        table, facts = shape_table(shape, has_times=traffic.has_times), asdict(shape)
-        facts["num_passed_over"] = traffic.passed_over.num
     if as_json:
-        console.print_json(data={"format": found.value, **facts})
+        console.print_json(data={"format": found.kind.value, **found.facts})
         return
-    console.print(f"{file.name}: {found.value}", markup=False)
-    terminal.show(table, console)
-    if facts.get("num_passed_over"):
-        console.print(f"{facts['num_passed_over']:,} rows without a known answer are left out.")
+    console.print(f"{file.name}: {found.kind.value}", markup=False)
+    terminal.show(found.table, console)
+    if found.facts.get("num_passed_over"):
+        console.print(
+            f"{found.facts['num_passed_over']:,} rows without a known answer are left out."
+        )
+
+
+def _described(file: Path) -> _Description:
+    """Reads it once. Raises TraceError."""
+    kind = format_of(file)
+    if kind is TraceFormat.SERVEGEN:
+        clients = gather_clients(read_clients(file))
+        population = shape_of_clients(clients)
+        table, facts = population_table(population), asdict(population)
+        return _Description(kind, table, facts, curves_of_clients(clients))
+    traffic = open_traffic(file, spreads=False)
+    gathered = gather(traffic.arrivals)
+    shape = shape_of(gathered)
+    table = shape_table(shape, has_times=traffic.has_times)
+    facts = {**asdict(shape), "num_passed_over": traffic.passed_over.num}
+    return _Description(kind, table, facts, curves_of(gathered), traffic.has_times)
 
 
 @traces.command()

@@ -6,14 +6,15 @@ for requests, and are values of the distribution for ServeGen's clients.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from kvota.traffic.arrival import Arrival
-from kvota.traffic.numbers import Burstiness, LengthFigures, PopulationShape, Shape
+from kvota.traffic.numbers import Burstiness, LengthFigures, PopulationShape, Reuse, Shape
 from kvota.traffic.prefixes import ReuseCount
 from kvota.traffic.servegen import WINDOW_S, Client, Lengths
 from kvota.traffic.traces import TraceError
@@ -24,7 +25,28 @@ TOP = (1, 5, 10, 25, 50)
 Floats = npt.NDArray[np.float64]
 
 
-def shape_of(arrivals: Iterable[Arrival]) -> Shape:
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What is kept of requests, in the order of the file but for the times, which ascend from 0."""
+
+    at_s: Floats
+    prompt: Floats
+    output: Floats
+    tenants: Counter[str]
+    reuse: Reuse | None
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """What is kept of clients: rates by window and by client, and weights of lengths."""
+
+    windows: dict[float, float]  # requests/s by the window's start
+    busy: dict[str, float]
+    prompts: dict[int, float]
+    outputs: dict[int, float]
+
+
+def gather(arrivals: Iterable[Arrival]) -> Gathered:
     """Walks them once and keeps three numbers of each. Raises TraceError when there is none."""
     times, prompts, outputs = array("d"), array("q"), array("q")
     tenants: Counter[str] = Counter()
@@ -40,11 +62,18 @@ def shape_of(arrivals: Iterable[Arrival]) -> Shape:
     at_s = np.sort(np.array(times))
     at_s -= at_s[0]
     prompt, output = np.array(prompts, dtype=np.float64), np.array(outputs, dtype=np.float64)
+    return Gathered(at_s, prompt, output, tenants, reuse.result())
+
+
+def shape_of(arrivals: Iterable[Arrival] | Gathered) -> Shape:
+    """The figures of requests. Raises TraceError when there is none."""
+    of = arrivals if isinstance(arrivals, Gathered) else gather(arrivals)
+    at_s, prompt, output = of.at_s, of.prompt, of.output
     is_long = prompt > LONG_TOKENS
     return Shape(
-        num_requests=len(times),
+        num_requests=len(at_s),
         span_s=float(at_s[-1]),
-        rate_rps=len(times) / at_s[-1] if at_s[-1] else 0.0,
+        rate_rps=len(at_s) / at_s[-1] if at_s[-1] else 0.0,
         gap_cv=_gap_cv(at_s),
         bursts=[_burstiness(at_s, window_s) for window_s in WINDOWS_S],
         prompt=_figures(prompt),
@@ -53,39 +82,47 @@ def shape_of(arrivals: Iterable[Arrival]) -> Shape:
         correlation=_correlation(prompt, output),
         long_requests=float(is_long.mean()),
         long_tokens=float(prompt[is_long].sum() / prompt.sum()),
-        num_tenants=len(tenants),
-        top_tenants=_top(tenants),
-        reuse=reuse.result(),
+        num_tenants=len(of.tenants),
+        top_tenants=_top(of.tenants),
+        reuse=of.reuse,
     )
 
 
-def shape_of_clients(clients: Sequence[Client]) -> PopulationShape:
-    """What the clients' distributions say, each weighted by the rate of its windows."""
-    windows: dict[float, float] = {}
-    busy: dict[str, float] = {}
-    prompts: dict[int, float] = {}
-    outputs: dict[int, float] = {}
+def gather_clients(clients: Iterable[Client]) -> Population:
+    """What the clients' distributions say, each weighted by the rate of its windows.
+
+    Raises TraceError when none of them has any traffic.
+    """
+    of = Population({}, {}, {}, {})
     for client in clients:
+        of.busy[client.name] = 0.0
         for window in client.windows:
             rate = window.rate_rps
-            windows[window.start_s] = windows.get(window.start_s, 0.0) + rate
-            busy[client.name] = busy.get(client.name, 0.0) + rate
+            of.windows[window.start_s] = of.windows.get(window.start_s, 0.0) + rate
+            of.busy[client.name] += rate
             period = client.period_at(window.start_s)
-            _weigh(prompts, period.prompt, rate)
-            _weigh(outputs, period.output, rate)
-    if not windows:
+            _weigh(of.prompts, period.prompt, rate)
+            _weigh(of.outputs, period.output, rate)
+    if not of.windows:
         raise TraceError("None of its clients has any traffic.")
-    prompt, output = _weighted_figures(prompts), _weighted_figures(outputs)
+    return of
+
+
+def shape_of_clients(clients: Iterable[Client] | Population) -> PopulationShape:
+    """The figures of clients. Raises TraceError when none of them has any traffic."""
+    of = clients if isinstance(clients, Population) else gather_clients(clients)
+    rates = of.windows.values()
+    prompt, output = _weighted_figures(of.prompts), _weighted_figures(of.outputs)
     return PopulationShape(
-        num_clients=len(clients),
-        hours=len(windows) * WINDOW_S / 3600,
-        rate_rps=sum(windows.values()) / len(windows),
-        lowest_rps=min(windows.values()),
-        highest_rps=max(windows.values()),
+        num_clients=len(of.busy),
+        hours=len(rates) * WINDOW_S / 3600,
+        rate_rps=sum(rates) / len(rates),
+        lowest_rps=min(rates),
+        highest_rps=max(rates),
         prompt=prompt,
         output=output,
         prompt_to_output=prompt.mean / output.mean,
-        top_clients=_top(busy),
+        top_clients=_top(of.busy),
     )
 
 

@@ -14,6 +14,8 @@ from kvota.tools.report.scales import Scale, linear, logarithmic
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 72, 20, 14, 46
 LEGEND_ROW, LETTER = 18, 6.9  # pixels: a row of the legend, a letter at 12 px
+NUM_CIRCLES_MAX = 40  # of a line; more would hide it
+NUM_POINTS_MAX = 200  # of a line that answer to the mouse
 MARK_ROWS = 3  # labels of neighbouring marks stand below each other
 # Okabe and Ito's colours, which people who are colour-blind can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#777777")
@@ -138,11 +140,12 @@ def _line(
             f'<path d="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="2"'
             f"{_dash(one.is_dashed)}/>"
         )
-    if len(shown) > 200:  # a cloud of circles would hide the line
+    if len(shown) > NUM_POINTS_MAX:
         return
+    look = f'fill="{colour}"' if len(shown) <= NUM_CIRCLES_MAX else 'fill-opacity="0"'
     for left, up in sorted(shown):
         yield (
-            f'<circle cx="{x.at(left):.1f}" cy="{y.at(up):.1f}" r="3.5" fill="{colour}"><title>'
+            f'<circle cx="{x.at(left):.1f}" cy="{y.at(up):.1f}" r="3.5" {look}><title>'
             f"{escape(one.name)}: {number(left)}, {number(up)}</title></circle>"
         )
 
