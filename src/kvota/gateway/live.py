@@ -4,12 +4,11 @@ A request takes `Live.now` once and keeps it to its end, so it never sees half o
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvota.core.errors import Refusal, Refused
+from kvota.edge.cutting import CutScope
 from kvota.gateway.filters.content import Filters
 from kvota.gateway.input_checks import InputLimits
 from kvota.gateway.policy.tasks import Classifier
@@ -47,7 +46,7 @@ class Live:
     def __init__(self, rules: Rules) -> None:
         self.now = rules
         self.is_draining = False
-        self._open: set[asyncio.Timeout] = set()
+        self._open: set[CutScope] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -55,23 +54,9 @@ class Live:
     def num_open(self) -> int:
         return len(self._open)
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    def serving(self) -> "_Serving":
         """A request is under way as long as the block. Raises Refused in it when it is cut."""
-        scope = asyncio.timeout(None)
-        self._open.add(scope)
-        self._is_idle.clear()
-        try:
-            async with scope:
-                yield
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise going_away() from None
-        finally:
-            self._open.discard(scope)
-            if not self._open:
-                self._is_idle.set()
+        return _Serving(self._open, self._is_idle)
 
     async def wait_idle(self) -> None:
         """Return when no request is under way."""
@@ -79,9 +64,31 @@ class Live:
 
     def cut(self) -> None:
         """End every request that is under way, with an error for its client."""
-        now = asyncio.get_running_loop().time()
         for scope in self._open:
-            scope.reschedule(now)
+            scope.cut()
+
+
+class _Serving:
+    """One request's block."""
+
+    __slots__ = ("_is_idle", "_open", "_scope")
+
+    def __init__(self, open_: set[CutScope], is_idle: asyncio.Event) -> None:
+        self._open = open_
+        self._is_idle = is_idle
+        self._scope = CutScope()
+
+    async def __aenter__(self) -> None:
+        self._open.add(self._scope)
+        self._is_idle.clear()
+        self._scope.begin()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._open.discard(self._scope)
+        if not self._open:
+            self._is_idle.set()
+        if self._scope.end(kind):
+            raise going_away() from None
 
 
 def going_away() -> Refused:

@@ -15,8 +15,8 @@ Errors are those of `failures.py`, and RequestTimeout when the request's own dea
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -82,8 +82,7 @@ class Upstream:
     def name(self) -> str:
         return self.settings.name
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self,
         path: str,
         body: bytes | None = None,
@@ -92,22 +91,26 @@ class Upstream:
         method: str = "POST",
         deadline_s: float | None = None,
         first_byte_timeout_s: float | None = None,
-    ) -> AsyncIterator["UpstreamReply"]:
+    ) -> AbstractAsyncContextManager["UpstreamReply"]:
         """Send a request, and wait for a good status. `deadline_s` is in seconds of the clock.
 
         Raises AttemptFailed, RejectedByBackend or RequestTimeout.
         """
         wait_s = first_byte_timeout_s or self.settings.first_byte_timeout_s
-        reply = await self._ask(method, path, body, headers, deadline_s, wait_s)
+        return Open(self._good(self._ask(method, path, body, headers, deadline_s, wait_s)))
+
+    async def _good(self, asking: Coroutine[None, None, "UpstreamReply"]) -> "UpstreamReply":
+        reply = await asking
         try:
             if not 200 <= reply.status < 300:
                 content = await reply.error_body()
                 raise failure_of(reply.status, reply.headers, content, backend=self.name)
             if reply.headers.get("content-encoding", "identity") != "identity":
                 raise reply.failure(FailureKind.MALFORMED, "answered compressed, unasked")
-            yield reply
-        finally:
+        except BaseException:
             reply.close()
+            raise
+        return reply
 
     async def fetch(
         self,
@@ -213,6 +216,22 @@ class Upstream:
         return AttemptFailed(
             kind, f"The backend {self.name} {what}.", backend=self.name, before_first_byte=True
         )
+
+
+class Open:
+    """The block in which an answer is read: it begins once `asking` has one, and closes it."""
+
+    __slots__ = ("_asking", "_reply")
+
+    def __init__(self, asking: Coroutine[None, None, "UpstreamReply"]) -> None:
+        self._asking = asking
+
+    async def __aenter__(self) -> "UpstreamReply":
+        reply = self._reply = await self._asking
+        return reply
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reply.close()
 
 
 class UpstreamReply:

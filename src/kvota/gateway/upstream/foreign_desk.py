@@ -14,8 +14,7 @@ and nobody can tell which prefixes it keeps, so every prompt is charged in full.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -38,6 +37,7 @@ from kvota.desk.ticket import Expired, Granted, Lane, Lease, Overdue, Queued, Ti
 from kvota.desk.ticket import Refused as DeskRefused
 from kvota.desk.waiting import why_waiting
 from kvota.edge.arrival import Arrival
+from kvota.edge.cutting import CutScope
 from kvota.gateway.caller import Caller
 from kvota.gateway.upstream.correction import Correction, KvReading
 from kvota.gateway.upstream.passage import Tally
@@ -108,28 +108,13 @@ class ForeignDesk:
         self._is_draining = False
         self._drained = asyncio.Event()
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, ticket: Ticket, client_id: str = "") -> AsyncIterator["Place"]:
+    def admitted(self, ticket: Ticket, client_id: str = "") -> "_Admitted":
         """Wait for the grant; the ticket ends with the block. `client_id`: what its client says.
 
         Raises Refused, OutputTooLong, RequestTimeout or RequestCancelled. To be left by
         cancellation while it waits.
         """
-        place = self._arrive(ticket)
-        place.client_id = client_id or ticket.id
-        outcome = Outcome.COMPLETED
-        try:
-            async with place.scope:
-                await place.granted
-                yield place
-        except BaseException as error:  # noted for the desk, and raised on
-            if isinstance(error, TimeoutError) and place.cut_by is not None:
-                outcome = _outcome_of(place.cut_by)
-                raise place.cut_by from None
-            outcome = _outcome_of(error)
-            raise
-        finally:
-            self._leave(place, outcome)
+        return _Admitted(self, ticket, client_id or ticket.id)
 
     def waits(self, ticket_id: str) -> Queued | None:
         """Where a ticket stands in line; None when it does not wait."""
@@ -204,7 +189,8 @@ class ForeignDesk:
 
     # --- arriving and leaving
 
-    def _arrive(self, ticket: Ticket) -> "Place":
+    def arrive(self, ticket: Ticket) -> "Place":
+        """For the block of `admitted`. Raises Refused and OutputTooLong."""
         if self._is_draining:
             raise _draining()
         self._catch_up()
@@ -229,7 +215,8 @@ class ForeignDesk:
             return OutputTooLong(verdict.message, param="max_tokens")
         return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
 
-    def _leave(self, place: "Place", outcome: Outcome) -> None:
+    def leave(self, place: "Place", outcome: Outcome) -> None:
+        """For the block of `admitted`, at its end."""
         del self._places[place.ticket.id]
         if place.granted.done() and not place.granted.cancelled():
             place.granted.exception()  # it has been told, or nobody is left to be told
@@ -299,7 +286,7 @@ class Place:
         self.ticket = ticket
         self.lease: Lease | None = None
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.scope = asyncio.timeout(None)  # of the block that the ticket lives in
+        self.scope = CutScope()  # of the block that the ticket lives in
         self.cut_by: KvotaError | None = None
         self.is_closed = False  # at the desk
         self.client_id = ticket.id
@@ -374,7 +361,45 @@ class Place:
         """Cancel the block, which then raises `error`."""
         if self.cut_by is None:
             self.cut_by = error
-            self.scope.reschedule(asyncio.get_running_loop().time())
+            self.scope.cut()
+
+
+class _Admitted:
+    """The block in which a ticket lives."""
+
+    __slots__ = ("_client_id", "_desk", "_place", "_ticket")
+
+    def __init__(self, desk: ForeignDesk, ticket: Ticket, client_id: str) -> None:
+        self._desk = desk
+        self._ticket = ticket
+        self._client_id = client_id
+
+    async def __aenter__(self) -> Place:
+        place = self._place = self._desk.arrive(self._ticket)
+        place.client_id = self._client_id
+        place.scope.begin()
+        if not (place.granted.done() and place.lease is not None):
+            try:
+                await place.granted
+            except BaseException as error:
+                self._end(error)
+                raise
+        return place
+
+    async def __aexit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Raises what the place was cut by, if that is why the block ends."""
+        place, outcome = self._place, Outcome.COMPLETED
+        cut_by = place.cut_by if place.scope.end(None if error is None else type(error)) else None
+        if cut_by is not None:
+            outcome = _outcome_of(cut_by)
+        elif error is not None:
+            outcome = _outcome_of(error)
+        self._desk.leave(place, outcome)
+        if cut_by is not None:
+            raise cut_by from None
 
 
 class PlaceObserver(DeskObserver, Protocol):

@@ -15,13 +15,14 @@ and whatever else came before the content is held back until then, so no client 
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, RequestTimeout
+from kvota.edge.cutting import CutScope
 from kvota.edge.exchange import Exchange
 from kvota.gateway.upstream.assembly import AssembledBody, Assembler, decode_body
 from kvota.gateway.upstream.chunks import BackendUsage
@@ -49,32 +50,36 @@ LINGER_S: Final = 1.0  # for the end of an answer after its [DONE], so that the 
 _HELD_BYTES_MAX: Final = 256 * 1024  # before content
 
 
-@contextlib.asynccontextmanager
-async def while_client_stays(exchange: Exchange) -> AsyncIterator[None]:
+def while_client_stays(exchange: Exchange) -> "_WhileClientStays":
     """Cancels what the block waits for, and raises ClientClosed, when the client goes away.
 
     Takes over `exchange.on_gone`; needs `exchange.watch()` to run beside it.
     """
-    loop = asyncio.get_running_loop()
-    scope = asyncio.timeout(None)
+    return _WhileClientStays(exchange)
 
-    def leave() -> None:
-        if scope.when() is None:
-            scope.reschedule(loop.time())
 
-    try:
-        async with scope:
-            exchange.on_gone = leave
-            if exchange.is_gone:
-                leave()
-            try:
-                yield
-            finally:
-                exchange.on_gone = lambda: None
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise ClientClosed("The client went away before its answer was complete.") from None
+class _WhileClientStays:
+    __slots__ = ("_exchange", "_scope")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._scope = CutScope()
+
+    async def __aenter__(self) -> None:
+        self._scope.begin()
+        self._exchange.on_gone = self._scope.cut
+        if self._exchange.is_gone:
+            self._scope.cut()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._exchange.on_gone = _nobody_asks
+        if self._scope.end(kind):
+            message = "The client went away before its answer was complete."
+            raise ClientClosed(message) from None
+
+
+def _nobody_asks() -> None:
+    """The block is over."""
 
 
 class Relay:
