@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from kvota.core.errors import ConfigError
+from kvota.core.errors import ConfigError, KvotaError
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.model.threads import usable_cores
 from kvota.scheduler.budget import SchedulerLimits
@@ -22,7 +23,8 @@ from kvota.sim.capacity import FACTORS, CapacityCurve, CapacityQuestion
 from kvota.sim.capacity import capacity as find_capacity
 from kvota.sim.crew import Crew
 from kvota.sim.executor import StepCost
-from kvota.sim.records import Targets
+from kvota.sim.fault_words import plan_of
+from kvota.sim.records import Targets, WorldResult
 from kvota.sim.simulate import Simulation, report
 from kvota.sim.simulate import simulate as run_simulation
 from kvota.telemetry.steps import read_records
@@ -70,6 +72,13 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides everything that is left to chance.")] = 1,
     requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="slow_step@60:2.0, executor_error@120, abort_storm@30:0.5 or clock_jump@90:30: "
+            "what happens at which second. May be given several times."
+        ),
+    ] = None,
     time_scale: Annotated[
         float, typer.Option(callback=positive, help="2: arrivals at half the speed.")
     ] = 1.0,
@@ -136,11 +145,14 @@ def simulate(
         seed=seed,
         num_requests_max=requests,
         history_share=history,
+        faults=plan_of(fault or ()),
     )
     targets = Targets(ttft_s, tpot_s)
     if not capacity:
         _simulate(asked, targets, json_file, html)
         return
+    if fault:
+        raise ConfigError("--fault is for one node; leave it out with --capacity.")
     question = CapacityQuestion(
         simulation=asked,
         targets=targets,
@@ -157,12 +169,25 @@ def _simulate(
 ) -> None:
     with progress_bar() as bar:
         bar.add_task(f"simulating {asked.trace.name}", total=None)
-        result = run_simulation(asked)
-    typer.echo(report(result, targets))
+        result = _run(asked)
+    typer.echo(report(result, targets, asked.faults))
     if json_file is not None:
         write_json(simulate_page.as_json(asked, result, targets), json_file)
     if html is not None:
         write_html(simulate_page.report(asked, result, targets), html)
+
+
+def _run(asked: Simulation) -> WorldResult:
+    """One seed decides everything, so what breaks here breaks there again, at the same step."""
+    try:
+        return run_simulation(asked)
+    except KvotaError:
+        raise
+    except Exception as broken:  # the boundary: whatever our bug is, say how to see it again
+        seed = [] if "--seed" in sys.argv else ["--seed", str(asked.seed)]
+        again = shlex.join(["kvota", *sys.argv[1:], *seed])
+        typer.echo(f"It broke: {broken}\nsee it again with: {again}", err=True)
+        raise
 
 
 def calibrate(

@@ -1,13 +1,18 @@
-"""What goes wrong in a simulated world, all of it decided by the seed before it starts.
+"""What goes wrong in a simulated world, all of it decided before it starts.
 
 error        the model runtime raises; sometimes for the whole step only, sometimes again for one
              of its chunks alone, whose request then has to end
-slow step    a step takes many times as long
+slow step    a step takes longer than it should
 storm        at one moment a share of all open requests is cancelled
 leave        a client goes away some time after it asked
 clock jump   the machine was suspended: time moves on and nothing was computed
+
+Errors and slow steps come by chance, at a rate, or at a moment: then they strike the first step
+that begins after it. Whom a storm cancels and whose chunks fail again is drawn from the seed.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -31,6 +36,30 @@ class Jump:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepError:
+    at_s: float
+    share: float = 0.0  # of the step's requests, that fail again alone
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    at_s: float
+    seconds: float  # longer than it should be
+
+
+Fault = StepError | SlowStep | Storm | Jump
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault that was planned for a moment, and what it did."""
+
+    fault: Fault
+    at_s: float
+    effect: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
     """Rates are per step or per request; the default is a world where nothing goes wrong."""
@@ -43,6 +72,12 @@ class FaultPlan:
     leave_after_s: float = 1.0  # at most, uniform
     storms: tuple[Storm, ...] = ()
     jumps: tuple[Jump, ...] = ()
+    errors: tuple[StepError, ...] = ()
+    slow_steps: tuple[SlowStep, ...] = ()
+
+    @property
+    def of_steps(self) -> Sequence[StepError | SlowStep]:
+        return [*self.errors, *self.slow_steps]
 
 
 def draw_faults(rng: Random, duration_s: float) -> FaultPlan:
@@ -82,12 +117,28 @@ class FaultyExecutor:
     plan: FaultPlan
     rng: Random
     num_faults: int = 0
+    _struck: list[Strike] = field(default_factory=list, init=False)
+    _errors_due: deque[StepError] = field(default_factory=deque, init=False)
+    _slow_due: deque[SlowStep] = field(default_factory=deque, init=False)
     _num_parts: int = field(default=0, init=False)  # of a failed step, still to be repeated
+    _again_rate: float = field(default=0.0, init=False)  # of those parts, that fail again
     _is_next_clean: bool = field(default=False, init=False)
 
     @property
     def capacity(self) -> Capacity:
         return self.executor.capacity
+
+    @property
+    def struck(self) -> Sequence[Strike]:
+        """The faults of a moment that have struck."""
+        return self._struck
+
+    def strike_next(self, fault: StepError | SlowStep) -> None:
+        """Its moment has come: it strikes the next step."""
+        if isinstance(fault, StepError):
+            self._errors_due.append(fault)
+        else:
+            self._slow_due.append(fault)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._maybe_raise(plan)
@@ -96,19 +147,37 @@ class FaultyExecutor:
         if self.rng.random() < self.plan.slow_rate:
             self.num_faults += 1
             self.clock.advance((self.clock.now() - started_s) * (self.plan.slow_factor - 1))
+        if self._slow_due:
+            self._be_late(self._slow_due.popleft())
         return result
 
     def _maybe_raise(self, plan: StepPlan) -> None:
         if self._num_parts:
             self._num_parts -= 1
-            if plan.chunks and self.rng.random() < self.plan.chunk_error_rate:
+            if plan.chunks and self.rng.random() < self._again_rate:
                 self._fail("one request")
         elif self._is_next_clean:
             self._is_next_clean = False
+        elif self._errors_due:
+            error = self._errors_due.popleft()
+            self._note(error, f"a step of {len(plan.chunks)} sequences failed")
+            self._fail_step(plan, error.share)
         elif self.rng.random() < self.plan.error_rate:
-            self._num_parts = len(plan.chunks) + bool(plan.copies)
-            self._is_next_clean = True
-            self._fail("the whole step")
+            self._fail_step(plan, self.plan.chunk_error_rate)
+
+    def _fail_step(self, plan: StepPlan, again_rate: float) -> None:
+        self._num_parts = len(plan.chunks) + bool(plan.copies)
+        self._again_rate = again_rate
+        self._is_next_clean = True
+        self._fail("the whole step")
+
+    def _be_late(self, slow: SlowStep) -> None:
+        self.num_faults += 1
+        self.clock.advance(slow.seconds)
+        self._note(slow, f"a step took {slow.seconds:g} s longer")
+
+    def _note(self, fault: Fault, effect: str) -> None:
+        self._struck.append(Strike(fault, self.clock.now(), effect))
 
     def _fail(self, what: str) -> None:
         self.num_faults += 1

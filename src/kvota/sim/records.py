@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvota.core.errors import Outcome, Refusal
+from kvota.sim.faults import Strike
 from kvota.traffic.arrival import Arrival, Scaling
 
 
@@ -106,6 +107,7 @@ class WorldResult:
     recomputed_tokens: int
     num_checks: int  # how often the invariants were proved
     num_faults: int
+    struck: Sequence[Strike] = ()  # faults that were planned for a moment
 
     def count(self, outcome: Outcome) -> int:
         return sum(record.outcome is outcome for record in self.records)

@@ -11,6 +11,7 @@ from kvota.desk.settings import DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
+from kvota.sim.fault_words import told
 from kvota.sim.faults import FaultPlan
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, WorldResult, quantile
@@ -19,6 +20,7 @@ from kvota.traffic.arrival import Arrival, Scaling, split
 from kvota.traffic.opening import open_traffic
 
 PROOF_EVERY = 500  # steps; the counts are checked at every step
+NO_FAULTS = FaultPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,8 @@ def read_trace(asked: Simulation) -> Iterable[Arrival]:
     return traffic.arrivals
 
 
-def report(result: WorldResult, targets: Targets) -> str:
-    """What came out, for people."""
+def report(result: WorldResult, targets: Targets, faults: FaultPlan = NO_FAULTS) -> str:
+    """What came out, for people. `faults`: those that were planned."""
     records, scaling = result.records, result.scaling
     ttfts = [record.ttft_s for record in records if record.ttft_s is not None]
     tpots = [record.tpot_s for record in records if len(record.token_at_s) > 1]
@@ -114,6 +116,7 @@ def report(result: WorldResult, targets: Targets) -> str:
             f"{result.recomputed_tokens} tokens computed again",
             f"ETA           wrong by {_three([abs(error) for error in result.eta_errors_s])}",
             f"steps         {result.num_steps}; all invariants proved {result.num_checks} times",
+            *(f"fault         {line}" for line in told(faults, result.struck)),
         )
     )
 

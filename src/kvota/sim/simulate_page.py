@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from kvota.sim.fault_words import told
 from kvota.sim.records import Targets, WorldResult, quantile
 from kvota.sim.simulate import Simulation
 from kvota.tools.report.charts import Mark, Series, line_chart, number
@@ -30,6 +31,7 @@ def as_json(asked: Simulation, result: WorldResult, targets: Targets) -> dict[st
         "preempted_share": result.preempted_share,
         "recomputed_tokens": result.recomputed_tokens,
         "num_steps": result.num_steps,
+        "faults": told(asked.faults, result.struck),
         "targets": asdict(targets),
     }
 
@@ -52,6 +54,7 @@ def report(asked: Simulation, result: WorldResult, targets: Targets) -> Report:
         [
             Section("What became of the requests", table=Table(("requests", ""), outcomes)),
             Section("Latency", table=Table(_HEADER, rows), charts=charts),
+            *_faults(asked, result),
         ],
         f"{result.attainment(targets.is_met):.1%} of {len(result.records):,} requests were good: "
         f"{number(result.goodput_rps(targets.is_met))} requests/s.",
@@ -68,6 +71,11 @@ def _facts(asked: Simulation, targets: Targets) -> dict[str, str]:
         "scaling": f"time ×{asked.scaling.time:g}, lengths ÷{asked.scaling.length}",
         "seed": f"{asked.seed}",
     }
+
+
+def _faults(asked: Simulation, result: WorldResult) -> list[Section]:
+    rows = [(line,) for line in told(asked.faults, result.struck)]
+    return [Section("Injected faults", table=Table(("fault: what it did",), rows))] if rows else []
 
 
 def _times(result: WorldResult) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import attrgetter
 from random import Random
 
 from kvota.core.clock import ManualClock
@@ -37,7 +38,7 @@ from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation,
 from kvota.sim.desk_door import DeskDoor
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
-from kvota.sim.faults import FaultPlan, Jump, Storm
+from kvota.sim.faults import FaultPlan, Jump, SlowStep, StepError, Storm, Strike
 from kvota.sim.leap import Leaper, Leapt, Runner
 from kvota.sim.node import NodeSettings, SimulatedNode
 from kvota.sim.records import RequestRecord, WorldResult
@@ -111,6 +112,7 @@ class World:
         self._open: dict[str, RequestRecord] = {}
         self._at_door: dict[str, Request] = {}  # in line there, fresh or paused
         self._stopped: dict[str, Outcome] = {}  # by the door: how they are to end
+        self._struck: list[Strike] = []  # storms and jumps
         self._num_returned = 0
         self._last_arrival_s = 0.0
         self._kv_used_s = 0.0  # integral of the used share over the time of the arrivals
@@ -128,6 +130,8 @@ class World:
             self._agenda.note(storm.at_s, partial(self._storm, storm))
         for jump in faults.jumps:
             self._agenda.note(jump.at_s, partial(self._jump, jump))
+        for fault in faults.of_steps:
+            self._agenda.note(fault.at_s, partial(self._strike_step, fault))
         self._note_next_arrival()
         self.advance(inf)
         return self.finish()
@@ -315,12 +319,18 @@ class World:
             self._node.cancel(request_id)
 
     def _storm(self, storm: Storm, now: float) -> None:
-        waiting = list(self._open)
-        for request_id in self._rng.sample(waiting, int(storm.share * len(waiting))):
+        num_open, num_gone = len(self._open), int(storm.share * len(self._open))
+        effect = f"{num_gone} of {num_open} open requests cancelled"
+        self._struck.append(Strike(storm, self._clock.now(), effect))
+        for request_id in self._rng.sample(list(self._open), num_gone):
             self._leave(request_id, now)
 
     def _jump(self, jump: Jump, now: float) -> None:
+        self._struck.append(Strike(jump, self._clock.now(), f"stood still for {jump.seconds:g} s"))
         self._clock.advance(jump.seconds)
+
+    def _strike_step(self, fault: StepError | SlowStep, now: float) -> None:
+        self._node.faulty.strike_next(fault)
 
     # --- between door and engine --------------------------------------------------------------
 
@@ -418,4 +428,5 @@ class World:
             recomputed_tokens=self._node.scheduler.snapshot().recomputed_tokens,
             num_checks=self._conservation.num_proofs,
             num_faults=self._node.faulty.num_faults,
+            struck=sorted((*self._struck, *self._node.faulty.struck), key=attrgetter("at_s")),
         )
