@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from kvota import cli_tools_plan
+from tests.support.plan_machine import CPU
 
 
 def run(*arguments: str) -> Result:
@@ -66,6 +67,51 @@ def test_variations_in_json() -> None:
     answers = json.loads(result.stdout)
     assert answers["as asked"]["recommended"]["tensor_parallel"] == 2
     assert "does not fit" in answers["hardware=l4,tp=1"]["impossible"]
+
+
+def test_the_page_shows_what_a_machine_could_carry(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    result = run("llama-3.1-8b", "--hardware", "l4", "--users", "64", "--html", str(file))
+    assert result.exit_code == 0
+    page = file.read_text()
+    for text in (
+        "Take 1 replica on 1 × NVIDIA L4: weights fp8, KV fp8.",
+        "bf16 would take 2 devices instead of 1",
+        "<td>weights</td><td>− 9.09 GB</td>",
+        "GB of one device",
+        "requests at once over tokens of a request",
+        "TTFT in ms over requests in flight",
+        "TPOT target",
+        "memory bandwidth: ",
+        "<pre>vllm serve meta-llama/Llama-3.1-8B-Instruct",
+    ):
+        assert text in page
+    assert page.count("<svg") == 5
+
+
+def test_a_machine_without_gpu_has_a_page_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvota.tools.plan.question.this_machine", lambda: CPU)
+    file = tmp_path / "plan.html"
+    assert run("qwen2.5-0.5b", "--html", str(file)).exit_code == 0
+    assert "reserve for activations" in file.read_text()
+
+
+def test_variations_are_drawn_in_the_same_charts(tmp_path: Path) -> None:
+    file = tmp_path / "plans.html"
+    flags = ["--what-if", "weights=awq", "--what-if", "hardware=l4,tp=1", "--html", str(file)]
+    assert run("llama-3.3-70b", "--hardware", "a100-80", *flags).exit_code == 0
+    page = file.read_text()
+    assert page.count("<svg") == 4
+    for text in ("as asked, weights: ", "weights=awq, KV: ", "hardware=l4,tp=1 cannot be"):
+        assert text in page
+
+
+def test_no_figure_is_broken_where_a_program_reads() -> None:
+    table = run("llama-3.1-8b", "--hardware", "l4").stdout.splitlines()
+    for name in ("bf16", "fp8", "awq"):
+        assert any(line.lstrip().startswith(name) and " ms " in line for line in table)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvota.core.errors import KvotaError
+from kvota.tools.plan import page
 from kvota.tools.plan.question import Question, cache_type, read_hardware, read_model, varied
 from kvota.tools.plan.recommend import DEVICES_MAX, Recommendation, Wanted
 from kvota.tools.plan.show import as_json, show, show_side_by_side
 from kvota.tools.plan.workload import TYPICAL_OUTPUT, TYPICAL_PROMPT, Workload
+from kvota.tools.report.html import write_html
 
 EXIT_IMPOSSIBLE = 2
+PIPED_WIDTH = 120  # columns
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +58,7 @@ def plan(
         typer.Option(help="Compare: weights=awq,tp=2 or hardware=l40s,users=64. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
 ) -> None:
     """What MODEL needs, how many users a machine carries, and the settings for it."""
     try:
@@ -73,27 +78,39 @@ def plan(
                 devices_max=devices,
             ),
         )  # fmt: skip
-        _answer(question, what_if or [], in_json=as_json)
+        _answer(question, what_if or [], html, in_json=as_json)
     except KvotaError as error:
         Console(stderr=True, highlight=False).print(escape(error.message), soft_wrap=True)
         sys.exit(EXIT_IMPOSSIBLE)
 
 
-def _answer(question: Question, variations: list[str], *, in_json: bool) -> None:
-    console = Console(highlight=False)
+def _answer(question: Question, variations: list[str], html: Path | None, *, in_json: bool) -> None:
     if not variations:
-        answer = question.answer()
-        if in_json:
-            typer.echo(json.dumps(as_json(answer), indent=2))
-        else:
-            show(answer, console)
+        _answer_one(question.answer(), html, in_json=in_json)
         return
     columns = [("as asked", _tried(question))]
     columns += [(text, _tried(varied(question, text))) for text in variations]
+    if html is not None:
+        write_html(page.side_by_side(columns), html)
     if in_json:
         typer.echo(json.dumps({title: _json(answer) for title, answer in columns}, indent=2))
     else:
-        show_side_by_side(columns, console)
+        show_side_by_side(columns, _console())
+
+
+def _answer_one(answer: Recommendation, html: Path | None, *, in_json: bool) -> None:
+    if html is not None:
+        write_html(page.report(answer), html)
+    if in_json:
+        typer.echo(json.dumps(as_json(answer), indent=2))
+    else:
+        show(answer, _console())
+
+
+def _console() -> Console:
+    """Where a program reads it, wide enough that no figure is broken."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
 
 
 def _tried(question: Question) -> Recommendation | str:

@@ -39,6 +39,22 @@ def test_typical_requests_fill_kv_in_whole_blocks() -> None:
     assert one.num_typical == one.memory.kv_bytes // (1040 * 131_072)
 
 
+def test_a_plan_can_be_asked_for_other_lengths_and_numbers_afterwards() -> None:
+    one = plan(method="fp8")
+    assert one.num_held(one.workload.typical_tokens) == one.num_typical
+    assert one.num_held(one.max_model_len) == one.num_longest
+    assert one.pacing.at(1) == one.alone
+    assert one.pacing.at(one.loaded.concurrency) == one.loaded
+    assert one.pacing.step(7).total_s == one.pacing.at(7).tpot_s
+
+
+def test_weights_kv_and_the_rest_are_all_of_a_device() -> None:
+    memory = plan().memory
+    weights = next(line for line in memory.lines if line.what == "weights")
+    assert memory.weight_bytes == -weights.num_bytes
+    assert 0 < memory.lines[0].num_bytes - memory.weight_bytes - memory.kv_bytes < 12e9
+
+
 def test_windows_let_more_long_requests_fit() -> None:
     work = Workload(longest_tokens=100_000)
     gemma = plan("gemma-3-27b", "h200", workload=work)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from kvota.tools.plan.roofline import Bound, Roofline, Step
+from kvota.tools.plan.roofline import Bound, Roofline, Step, StepTime
 from kvota.tools.plan.workload import Workload
 
 CONCURRENCY_MAX: Final = 1024  # sequences of a step; and no more than half of its tokens
@@ -75,7 +75,8 @@ class Pacing:
             return best, "KV memory" if best == fitting else "the size of a step"
         return best, f"the target for {' and '.join(sorted(missed(best + 1)))}"
 
-    def at(self, concurrency: int) -> Pace:
+    def step(self, concurrency: int) -> StepTime:
+        """What a step takes in which so many requests decode, and what it waits for."""
         work = self.workload
         mixed = Step(
             prompt_tokens=concurrency * work.prompt_tokens / work.output_tokens,
@@ -86,7 +87,11 @@ class Pacing:
         )
         if concurrency == 1:  # alone, nothing is read beside its decodes
             mixed = replace(mixed, prompt_tokens=0.0, num_prompts_ended=0.0)
-        decode = self.roofline.time(mixed)
+        return self.roofline.time(mixed)
+
+    def at(self, concurrency: int) -> Pace:
+        """The pace of a replica that has so many requests in flight."""
+        work, decode = self.workload, self.step(concurrency)
         ttft_s, prefill_bound = self._first_token(concurrency - 1)
         busy_s = work.output_tokens * decode.total_s
         whole_s = busy_s + ttft_s if concurrency == 1 else busy_s

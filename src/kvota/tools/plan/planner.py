@@ -61,6 +61,7 @@ class Memory:
     """The bill of one device. `lines` add up to `kv_bytes`, the last of them."""
 
     lines: tuple[MemoryLine, ...]
+    weight_bytes: int
     kv_bytes: int
     block_size: int
     utilization: float | None = None  # vLLM's gpu_memory_utilization
@@ -100,6 +101,20 @@ class Plan:
     @property
     def num_devices(self) -> int:
         return self.replicas * self.choice.tensor_parallel
+
+    @property
+    def pacing(self) -> Pacing:
+        """How fast a replica is with any number of requests in flight."""
+        roofline = self._configuration.roofline(matrices_of(self.shape))
+        return Pacing(roofline, self.workload, self.max_num_batched_tokens)
+
+    def num_held(self, num_tokens: int) -> int:
+        """Requests of so many tokens, prompt and answer, that KV holds at once."""
+        return self._configuration.num_held(self.memory, num_tokens)
+
+    @property
+    def _configuration(self) -> "_Configuration":
+        return _Configuration(self.shape, self.hardware, self.workload, self.choice)
 
 
 def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: Choice) -> Plan:
@@ -148,7 +163,7 @@ class _Configuration:
 
     def plan(self) -> Plan:
         matrices = matrices_of(self.shape)
-        roofline = self._roofline(matrices)
+        roofline = self.roofline(matrices)
         chunk = self._chunk(roofline)
         pacing = Pacing(roofline, self.workload, chunk)
         memory, num_typical = self._fitted(matrices, chunk, _GPU_SEQS)
@@ -169,13 +184,13 @@ class _Configuration:
             max_num_batched_tokens=chunk,
             max_model_len=length,
             num_typical=num_typical,
-            num_longest=self._num_fitting(memory, length),
+            num_longest=self.num_held(memory, length),
             alone=pacing.at(1),
             loaded=pacing.at(concurrency),
             limited_by=limited_by,
         )
 
-    def _roofline(self, matrices: tuple[Matrix, ...]) -> Roofline:
+    def roofline(self, matrices: tuple[Matrix, ...]) -> Roofline:
         return Roofline(
             shape=self.shape,
             matrices=matrices,
@@ -209,10 +224,10 @@ class _Configuration:
         else:
             memory = self._own_memory(matrices)
         self._require(memory, self.workload.longest_tokens or self.workload.typical_tokens)
-        return memory, self._num_fitting(memory, self.workload.typical_tokens)
+        return memory, self.num_held(memory, self.workload.typical_tokens)
 
     def _require(self, memory: Memory, num_tokens: int) -> None:
-        if not self._num_fitting(memory, num_tokens):
+        if not self.num_held(memory, num_tokens):
             raise InsufficientMemory(
                 f"one request of {num_tokens:,} tokens needs {size(self._kv_bytes(num_tokens))} "
                 f"of KV, and {size(memory.kv_bytes)} are left. Lower the longest length, or use "
@@ -244,7 +259,13 @@ class _Configuration:
             (left, "KV", "what is left"),
         )
         lines = tuple(MemoryLine(*row) for row in rows)
-        return Memory(lines=lines, kv_bytes=left, block_size=VLLM_BLOCK_SIZE, utilization=share)
+        return Memory(
+            lines=lines,
+            weight_bytes=bill.weight_bytes,
+            kv_bytes=left,
+            block_size=VLLM_BLOCK_SIZE,
+            utilization=share,
+        )
 
     def _own_memory(self, matrices: tuple[Matrix, ...]) -> Memory:
         weights = resident_weights(self.shape, matrices, self.choice.method)
@@ -269,7 +290,12 @@ class _Configuration:
             (bill.kv_budget_bytes, "KV", "what is left"),
         )
         lines = tuple(MemoryLine(*row) for row in rows)
-        return Memory(lines=lines, kv_bytes=bill.kv_budget_bytes, block_size=bill.block_size)
+        return Memory(
+            lines=lines,
+            weight_bytes=weights,
+            kv_bytes=bill.kv_budget_bytes,
+            block_size=bill.block_size,
+        )
 
     def _kv_bytes(self, num_tokens: int) -> int:
         """Of one sequence: vLLM gives back what lies outside a window, kvota does not."""
@@ -280,7 +306,7 @@ class _Configuration:
             return layout.bytes_of(num_tokens)
         return layout.bytes_per_block(num_tokens)
 
-    def _num_fitting(self, memory: Memory, num_tokens: int) -> int:
+    def num_held(self, memory: Memory, num_tokens: int) -> int:
         whole = -(-num_tokens // memory.block_size) * memory.block_size
         return memory.kv_bytes // self._kv_bytes(whole)
 
@@ -290,5 +316,5 @@ class _Configuration:
             return self.workload.longest_tokens
         least = self.workload.typical_tokens
         return largest(
-            lambda tokens: self._num_fitting(memory, tokens) > 0, least, self.shape.max_position
+            lambda tokens: self.num_held(memory, tokens) > 0, least, self.shape.max_position
         )

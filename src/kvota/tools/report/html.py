@@ -36,6 +36,7 @@ th, td { padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-alig
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { font-weight: 600; }
 th.text, td.text { text-align: left; white-space: normal; min-width: 14rem; }
+pre { background: var(--soft); padding: .7rem 1rem; overflow-x: auto; font-size: .85rem; }
 svg { width: 100%; height: auto; margin: .6rem 0; }
 """
 FIGURE_LENGTH_MAX = 48  # characters; what is longer is a sentence
@@ -59,12 +60,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Text, then charts (SVG), then a table; whatever of them there is."""
+    """Text, then charts (SVG), a table, and lines to copy; whatever of them there is."""
 
     title: str
     text: str = ""
     table: Table | None = None
     charts: Sequence[str] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def render(report: Report) -> str:
 def _section(one: Section) -> str:
     paragraphs = "".join(f"<p>{escape(part)}</p>\n" for part in one.text.split("\n\n") if part)
     table = _table(one.table) if one.table is not None else ""
-    return f"<h2>{escape(one.title)}</h2>\n{paragraphs}{''.join(one.charts)}\n{table}"
+    code = f"<pre>{escape(one.code)}</pre>" if one.code else ""
+    return f"<h2>{escape(one.title)}</h2>\n{paragraphs}{''.join(one.charts)}\n{table}{code}"
 
 
 def _table(table: Table) -> str:
