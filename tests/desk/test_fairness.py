@@ -55,6 +55,22 @@ def test_a_tenant_that_was_idle_is_lifted_to_the_least_served_in_line() -> None:
     assert counters.counter("cid") == 70.0
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.5, 1.0, 4.0]), st.integers(0, 9)))
+)
+def test_passing_by_an_empty_line_is_standing_in_it_for_no_time(
+    visits: list[tuple[str, float, int]],
+) -> None:
+    stood, passed = TenantCounters(), TenantCounters()
+    for tenant, weight, service in visits:
+        stood.enter(tenant, weight)
+        stood.leave(tenant)
+        passed.pass_by(tenant, weight)
+        for counters in (stood, passed):
+            counters.charge(tenant, service)
+    assert [stood.counter(one) for one in "abc"] == [passed.counter(one) for one in "abc"]
+
+
 def test_a_tenant_that_comes_to_an_empty_line_is_lifted_to_the_last_that_left_it() -> None:
     counters = TenantCounters()
     counters.enter("ann", 1.0)

@@ -146,3 +146,17 @@ def test_a_night_without_requests_makes_it_forget_nothing() -> None:
     before_s = times.bound_s(5_000)
     times.came(500, 1.3, 100_000.0)
     assert times.bound_s(5_000) == pytest.approx(before_s)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300), st.floats(0.01, 200.0))
+def test_whether_a_bound_is_kept_is_told_as_the_bound_itself_says(
+    seed: int, num: int, limit_s: float
+) -> None:
+    rng, asked, told = Random(seed), FirstTokens(), FirstTokens()
+    for number in range(num):
+        tokens, seconds = rng.randint(1, 3_000), rng.lognormvariate(0.0, 2.0)
+        for times in (asked, told):
+            learn = times.came if seconds < 20.0 else times.was_cut
+            learn(tokens, seconds, number / 4)
+        tokens = rng.randint(1, 3_000)
+        assert told.is_within(tokens, limit_s) == (asked.bound_s(tokens) <= limit_s)

@@ -40,7 +40,7 @@ from kvota.desk.reading import Reading
 from kvota.desk.refusals import Refusals
 from kvota.desk.retry import clamp_retry_s
 from kvota.desk.settings import DeskSettings
-from kvota.desk.tally import DeskObserver, DeskSnapshot, Silence, Tally
+from kvota.desk.tally import DeskObserver, DeskSnapshot, Silence, Tally, snapshot_of
 from kvota.desk.ticket import (
     HOLDING,
     WAITING,
@@ -114,6 +114,11 @@ class Desk:
         refused = self._refusals.impossible(entry)
         if refused is not None:
             return refused
+        if self._turn.is_free_for(entry) and not self._refusals.is_lost(entry, now):
+            self._line.pass_by(entry)
+            self._enter(entry)
+            self._begin(entry, now, is_batch_waiting=False)
+            return Granted(entry.lease())
         self._line.push(entry)
         is_first = self._line.head(entry.band, entry.lane) is entry
         if is_first and self._turn.next() is entry:
@@ -266,20 +271,7 @@ class Desk:
         return self._counters.counter(tenant)
 
     def snapshot(self) -> DeskSnapshot:
-        ledger, line, holders = self._ledger, self._line, self._holders
-        closing = [one for one in self._holders if one.stage is Stage.CLOSING]
-        return DeskSnapshot(
-            capacity_tokens=ledger.capacity_tokens,
-            held_tokens=int(ledger.held_tokens().sum()) + ledger.pinned_tokens,
-            peak_tokens=ledger.peak(),
-            pinned_tokens=ledger.pinned_tokens,
-            held_after_end_tokens=sum(ledger.held_by(entry.id) for entry in closing),
-            running={Lane.SHORT: len(holders) - holders.num_long, Lane.LONG: holders.num_long},
-            num_choices=holders.num_choices,
-            waiting={(lane, band): line.num_in(band, lane) for band in Band for lane in Lane},
-            num_waiting_choices=line.num_bounded,
-            tally=self._tally,
-        )
+        return snapshot_of(self._ledger, self._line, self._holders, self._tally)
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
@@ -335,23 +327,31 @@ class Desk:
         return Expired(entry.ticket, Outcome.REFUSED, retry_s, reason)
 
     def _grant(self, entry: Entry, now: float) -> Lease:
-        is_resumed = entry.is_paused
+        """The next in line begins, or goes on."""
         is_batch_waiting = self._line.has_in(Band.BATCH)
         entry.was_owed |= self._bands.is_owed(entry.band)
         self._line.remove(entry)
+        if entry.is_paused:
+            self._hold(entry, now)
+            self._tally.resumed += 1
+        else:
+            self._borrow(entry)
+            self._begin(entry, now, is_batch_waiting=is_batch_waiting)
+        return entry.lease()
+
+    def _begin(self, entry: Entry, now: float, *, is_batch_waiting: bool) -> None:
+        """Its first grant."""
+        self._hold(entry, now)
+        self._tally.granted += 1
+        self._charge(entry, W_IN * entry.uncached_tokens, is_batch_waiting=is_batch_waiting)
+        self._lessons.waited(entry, now)
+        self._lessons.place_freed(entry, now)
+
+    def _hold(self, entry: Entry, now: float) -> None:
         entry.move(Stage.GRANTED)
         entry.granted_s = now
         self._holders.add(entry)
         self._reading.begin(entry, now)
-        if is_resumed:
-            self._tally.resumed += 1
-        else:
-            self._tally.granted += 1
-            self._charge(entry, W_IN * entry.uncached_tokens, is_batch_waiting=is_batch_waiting)
-            self._borrow(entry)
-            self._lessons.waited(entry, now)
-            self._lessons.place_freed(entry, now)
-        return entry.lease()
 
     def _borrow(self, entry: Entry) -> None:
         """A short ticket begins in the room that paused ones have left."""

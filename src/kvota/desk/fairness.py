@@ -100,11 +100,8 @@ class TenantCounters:
         self._num_waiting[tenant] = num + 1
         if num == 0:
             least = self._waiting.first()
-            floor = self._last_left if least is None else self.counter(least)
-            self._counters[tenant] = max(self.counter(tenant), floor)
+            self._lift(tenant, self._last_left if least is None else self.counter(least))
             self._waiting.add(tenant)
-            if len(self._counters) > _TENANTS_KEPT:
-                self._forget_idle(floor)
 
     def leave(self, tenant: str) -> None:
         """A ticket of the tenant has left the line, served or not."""
@@ -114,14 +111,26 @@ class TenantCounters:
             self._waiting.discard(tenant)
             self._last_left = self.counter(tenant)
 
+    def pass_by(self, tenant: str, weight: float) -> None:
+        """What `enter` and then `leave` come to while nobody is in line."""
+        self._weights[tenant] = weight
+        self._lift(tenant, self._last_left)
+        self._last_left = self._counters[tenant]
+
     def charge(self, tenant: str, service: float) -> None:
         """The tenant has had `service` more, in weighted tokens."""
         self._counters[tenant] = self.counter(tenant) + service / self.weight(tenant)
 
-    def _forget_idle(self, floor: float) -> None:
+    def _lift(self, tenant: str, floor: float) -> None:
+        """Idling earns no credit. Whoever else idles below the floor need not be remembered."""
+        self._counters[tenant] = max(self.counter(tenant), floor)
+        if len(self._counters) > _TENANTS_KEPT:
+            self._forget_idle(floor, but=tenant)
+
+    def _forget_idle(self, floor: float, *, but: str) -> None:
         """Whoever is not in line and not above the floor would be lifted to it anyway."""
         for tenant, counter in list(self._counters.items()):
-            if counter <= floor and tenant not in self._num_waiting:
+            if counter <= floor and tenant not in self._num_waiting and tenant != but:
                 del self._counters[tenant]
                 self._weights.pop(tenant, None)
 

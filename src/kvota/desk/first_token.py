@@ -28,6 +28,7 @@ _HALF_LIFE_S = 10.0
 _QUIET_MAX_S = 3.0
 _NUM_KEPT = 128  # observations make the spread
 _NUM_ENOUGH = 8  # with fewer, the spread counts as none
+_MEAN_MIN_S = 1e-6  # of what is divided by
 _CUT_TAKES = 1.25  # times as long as it was waited for, at least
 
 
@@ -37,11 +38,13 @@ class FadingLine:
     def __init__(self, memory: float = _MEMORY) -> None:
         self._memory = memory
         self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)  # Σ 1, x, y, x², xy
+        self._terms: tuple[float, float] | None = (0.0, 0.0)  # None: not worked out since
 
     def fade(self, share: float) -> None:
         """All points so far count for `share` of what they did."""
         num, sum_x, sum_y, xx, xy = self._moments
         self._moments = (num * share, sum_x * share, sum_y * share, xx * share, xy * share)
+        self._terms = None
 
     def add(self, x: float, y: float) -> None:
         keep = self._memory
@@ -53,6 +56,7 @@ class FadingLine:
             xx * keep + x * x,
             xy * keep + x * y,
         )
+        self._terms = None
 
     def at(self, x: float) -> float:
         """y there; 0 while no point is known."""
@@ -61,6 +65,11 @@ class FadingLine:
 
     def terms(self) -> tuple[float, float]:
         """a and b; both 0 while no point is known."""
+        if self._terms is None:
+            self._terms = self._fitted()
+        return self._terms
+
+    def _fitted(self) -> tuple[float, float]:
         num, sum_x, sum_y, xx, xy = self._moments
         if num == 0:
             return 0.0, 0.0
@@ -87,6 +96,9 @@ class FirstTokens:
         self._age_s = 0.0  # by a clock that stands still in quiet times
         self._spread: float | None = 0.0  # z at QUANTILE; None: not worked out since the last one
         self._fastest: float | None = inf  # seconds per token; None: to be worked out again
+        self._num_since = 0  # observations since these two were taken from `_seen` alone:
+        self._slowest_s = 0.0  # no remembered one took longer,
+        self._fewest = inf  # or had fewer tokens
 
     def came(self, tokens: int, seconds: float, now: float) -> None:
         """A first token came after `seconds`."""
@@ -113,6 +125,19 @@ class FirstTokens:
         mean_s = self._line.at(tokens)
         return mean_s + self._spread * sqrt(mean_s)
 
+    def is_within(self, tokens: float, limit_s: float) -> bool:
+        """Whether `bound_s` is at most `limit_s`.
+
+        No z is above the slowest's seconds / √m, with m that of the fewest tokens. Where even that
+        is within, as it is unless the engine is overloaded, the spread is not worked out.
+        """
+        if self._spread is None:
+            start_s, slope_s = self._line.terms()
+            mean_s, least_s = start_s + slope_s * tokens, start_s + slope_s * self._fewest
+            if mean_s + self._slowest_s * sqrt(mean_s / max(least_s, _MEAN_MIN_S)) <= limit_s:
+                return True
+        return self.bound_s(tokens) <= limit_s
+
     def fastest_s(self, tokens: int) -> float:
         """At the best speed of those remembered; 0 while nothing is known."""
         if self._fastest is None:
@@ -137,6 +162,12 @@ class FirstTokens:
         self._spread = None
         if self._fastest is not None and not is_cut:
             self._fastest = min(self._fastest, seconds / tokens)
+        self._slowest_s, self._fewest = max(self._slowest_s, seconds), min(self._fewest, tokens)
+        self._num_since += 1
+        if self._num_since == _NUM_KEPT:
+            self._num_since = 0
+            self._slowest_s = max(one.seconds for one in self._seen)
+            self._fewest = min(one.tokens for one in self._seen)
 
     def _measure_spread(self) -> float:
         if len(self._seen) < _NUM_ENOUGH:
@@ -144,7 +175,7 @@ class FirstTokens:
         spreads = []
         start_s, slope_s = self._line.terms()
         for tokens, seconds, is_cut, at_s in self._seen:
-            mean_s = max(start_s + slope_s * tokens, 1e-6)
+            mean_s = max(start_s + slope_s * tokens, _MEAN_MIN_S)
             weight = _share_left(self._age_s - at_s)
             spreads.append(((seconds - mean_s) / sqrt(mean_s), is_cut, weight))
         return max(censored_quantile(spreads, QUANTILE), 0.0)

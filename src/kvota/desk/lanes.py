@@ -91,7 +91,7 @@ class WaitingLine(Generic[Entry]):
         self._num_in_band = dict.fromkeys(Band, 0)
 
     def __len__(self) -> int:
-        return sum(self.num_in(band, lane) for band, lane in self._fresh)
+        return sum(self._num_in_band.values())
 
     def __iter__(self) -> Iterator[Entry]:
         for key, queue in self._fresh.items():
@@ -128,6 +128,10 @@ class WaitingLine(Generic[Entry]):
         else:
             self._fresh[entry.band, entry.lane].push(entry)
             self.num_bounded += entry.size
+
+    def pass_by(self, entry: Entry) -> None:
+        """What `push` and then `remove` come to for a fresh ticket while nobody waits."""
+        self._counters.pass_by(entry.tenant, entry.weight)
 
     def remove(self, entry: Entry) -> None:
         """Take it out. Whether it is paused must not have changed since it was pushed."""

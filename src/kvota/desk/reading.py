@@ -54,6 +54,12 @@ class Reading:
         lane = self._lanes[entry.lane]
         return lane.times.bound_s(lane.tokens_left(now) + entry.unread_tokens)
 
+    def is_within(self, entry: Entry, limit_s: float, now: float) -> bool:
+        """Whether `bound_s` is at most `limit_s`; where that is plain, it is not worked out."""
+        lane = self._lanes[entry.lane]
+        tokens = lane.tokens_left(now) + entry.unread_tokens
+        return lane.times.is_within(tokens, limit_s)
+
     def bound_in_line_s(self, entry: Entry, wait_s: float, num_before: int, now: float) -> float:
         """The same from now, for one that is granted after `wait_s` and `num_before` others."""
         lane, own = self._lanes[entry.lane], entry.unread_tokens

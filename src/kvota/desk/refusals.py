@@ -86,7 +86,10 @@ class Refusals:
         """It may begin now, and would miss its deadline: what it computed would be for nobody."""
         if entry.has_token:
             return False
-        return self._first_token_s(entry, None, now) > entry.due_s - now
+        left_s = entry.due_s - now
+        if self._reading.is_idle(entry):
+            return self._reading.fastest_s(entry) > left_s
+        return not self._reading.is_within(entry, left_s, now)
 
     def give_up(self, entry: Entry, now: float) -> float:
         """Count a lost ticket as refused. Returns when to come back, in seconds."""

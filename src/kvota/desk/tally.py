@@ -7,7 +7,11 @@ from typing import Protocol
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Band
-from kvota.desk.ticket import Lane
+from kvota.desk.entry import Entry
+from kvota.desk.lanes import WaitingLine
+from kvota.desk.ledger import Ledger
+from kvota.desk.ticket import Lane, Stage
+from kvota.desk.turn import Holders
 
 
 class DeskObserver(Protocol):
@@ -88,3 +92,21 @@ class DeskSnapshot:
     waiting: Mapping[tuple[Lane, Band], int]  # requests
     num_waiting_choices: int  # as max_waiting_queue counts
     tally: Tally
+
+
+def snapshot_of(
+    ledger: Ledger, line: WaitingLine[Entry], holders: Holders, tally: Tally
+) -> DeskSnapshot:
+    closing = [one for one in holders if one.stage is Stage.CLOSING]
+    return DeskSnapshot(
+        capacity_tokens=ledger.capacity_tokens,
+        held_tokens=int(ledger.held_tokens().sum()) + ledger.pinned_tokens,
+        peak_tokens=ledger.peak(),
+        pinned_tokens=ledger.pinned_tokens,
+        held_after_end_tokens=sum(ledger.held_by(entry.id) for entry in closing),
+        running={Lane.SHORT: len(holders) - holders.num_long, Lane.LONG: holders.num_long},
+        num_choices=holders.num_choices,
+        waiting={(lane, band): line.num_in(band, lane) for band in Band for lane in Lane},
+        num_waiting_choices=line.num_bounded,
+        tally=tally,
+    )

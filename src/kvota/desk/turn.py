@@ -118,6 +118,13 @@ class Turn:
                 return None
         return None
 
+    def is_free_for(self, entry: Entry) -> bool:
+        """Nobody waits and a fresh ticket has room: it would be the first in line, and the next."""
+        if self._line:
+            return False
+        self._bands.forget()
+        return self._room_for(entry, ()) is _Room.YES
+
     def _is_yielding(self, entry: Entry) -> bool:
         """True while short tickets wait that this one was paused for, and its room is not used up.
 
