@@ -1,6 +1,7 @@
 """Models, fallback, replicas and rollouts, as clients and operators meet them."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -341,6 +342,51 @@ async def test_a_version_that_fails_everything_is_rolled_back_though_its_breaker
     shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
     assert shown["weight"] == 0
     assert "turned away by its breakers" in shown["rolled_back"]
+
+
+@pytest.mark.parametrize("status", [401, 405])
+async def test_a_version_that_is_set_up_wrongly_is_rolled_back_like_one_that_fails(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend, status: int
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[two_versions(new_weight=0.5)]
+    )
+    b.script = fails(status)
+    replies = [await world.chat() for _ in range(120)]
+    assert {one.status for one in replies} == {200}
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert shown["weight"] == 0
+    assert "turned away by its breakers" in shown["rolled_back"]
+
+
+async def test_a_version_that_does_not_embed_is_rolled_back(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(
+        closing, vllm_entry("a", a), vllm_entry("b", b), models=[two_versions(new_weight=0.5)]
+    )
+    b.overrides["/v1/embeddings"] = fails(404, {"detail": "Not Found"})
+    for _ in range(120):
+        reply = await world.post("/v1/embeddings", {"model": "chat", "input": "hi"})
+        assert reply.status in (200, 404)
+    shown = (await world.get("/admin/rollouts")).json["data"][0]["versions"][1]
+    assert shown["weight"] == 0
+
+
+async def test_an_unknown_name_keeps_nobody_from_a_backends_other_models(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    models = [model_of("good", "a"), model_of("wrong", "a")]
+    world = await world_of(closing, vllm_entry("a", a), models=models)
+
+    async def ask(model: str) -> int:
+        return (await world.post(CHAT, {"model": model, "messages": []})).status
+
+    a.scripts.extend([streams(), fails(404)] * 5)
+    assert [await ask(one) for one in ["good", "wrong"] * 5] == [200, 502] * 5
+    a.script = fails(404)
+    world.parts.registry["a"].answered_s = -math.inf
+    assert [await ask("wrong") for _ in range(2)] == [502, 503], "it may know nothing at all"
 
 
 @pytest.mark.parametrize(

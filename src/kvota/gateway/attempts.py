@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, Refused
+from kvota.core.errors import ClientClosed, NotFound, Refused
 from kvota.edge.arrival import Arrival
 from kvota.edge.exchange import Exchange, beside
 from kvota.edge.trust import told
@@ -274,6 +274,12 @@ def headers_to(backend: Backend, asked: Question, call: Call) -> dict[str, str]:
     for name, value in told(asked.caller.tenant, asked.caller.weight):
         headers[name.decode()] = value.decode("utf-8")
     return headers
+
+
+class NotOffered(NotFound):
+    """A backend does not know the path, and the client is told so: it has chosen it. What else the
+    backend is asked may be as good as ever; a version that other versions are better than it is.
+    """
 
 
 class _Guards:

@@ -73,6 +73,7 @@ class Backend:
     is_draining: bool = False
     num_open: int = 0  # attempts under way
     latency_s: float | None = None  # to the first token, smoothed
+    answered_s: float = -math.inf  # when it last answered a request well
     _counts: tuple[int, int] = (0, 0)
     _counts_until_s: float = -math.inf
 

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvota.core.clock import Clock
-from kvota.core.errors import KvotaError, Refusal, Refused, RequestTimeout
+from kvota.core.errors import (
+    BackendFailed,
+    KvotaError,
+    ModelNotFound,
+    Refusal,
+    Refused,
+    RequestTimeout,
+)
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders
-from kvota.gateway.attempts import verdict_of
+from kvota.gateway.attempts import NotOffered, verdict_of
+from kvota.gateway.backends import Backend
 from kvota.gateway.calls import Call
 from kvota.gateway.live import Rules
+from kvota.gateway.node_passage import PassedOn
 from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain
 from kvota.gateway.policy.retries import (
     Attempts,
@@ -26,6 +35,7 @@ from kvota.gateway.policy.retries import (
     RetryBudget,
     RetrySettings,
     blame,
+    failure_of_status,
 )
 from kvota.gateway.policy.watch import Verdict
 from kvota.gateway.question import Question
@@ -34,6 +44,7 @@ from kvota.gateway.upstream.failures import AttemptFailed
 
 CONVERSATION: Final = b"x-kvota-conversation"  # what belongs together, for affinity and rollout
 RETRY_AFTER_UNHEALTHY_S: Final = 5.0
+GOOD_FOR_S: Final = 30.0  # since its latest answer: what it does not know may be one model alone
 _CONVERSATION_LENGTH_MAX: Final = 256
 
 
@@ -156,16 +167,19 @@ class Dispatcher:
         says = Blame.NOTHING
         if failure is not None:
             says = blame(failure, content_sent=call.first_token_s is not None)
-        is_own_fault = says is Blame.FAILED or isinstance(error, RequestTimeout)
+        is_own_fault = says in (Blame.FAILED, Blame.SHUT) or isinstance(
+            error, RequestTimeout | NotOffered
+        )
         if failure is None and error is None:
             backend.breaker.report(target.permit, True, now)
+            backend.answered_s = now
         elif says is Blame.FAILED and backend.supervised is None:
             backend.breaker.report(target.permit, False, now)
         else:
             backend.breaker.withdraw(target.permit, now)
-            hold_s = _hold_s(error) if says is Blame.HELD else None
+            hold_s = _hold_s(failure, error, backend, now)
             if hold_s is not None:
-                backend.breaker.hold(now + hold_s, now)
+                backend.breaker.hold(now + hold_s, now, is_fault=says is Blame.SHUT)
         self._on_attempt(Ended(backend.name, failure))
         if error is None or is_own_fault:
             self._observe(target, error is None, call, began_s, now)
@@ -236,21 +250,45 @@ def _told(call: Call, target: Target) -> RawHeaders:
     return headers
 
 
-def _hold_s(error: KvotaError | None) -> float | None:
-    """How long a foreign backend wants peace. A node's desk says no to one request, not to all."""
-    if isinstance(error, AttemptFailed):
+def _hold_s(
+    failure: Failure | None, error: KvotaError | None, backend: Backend, now: float
+) -> float | None:
+    """How long a backend wants peace, or is better left alone; None: it may be asked at once.
+
+    A node's desk says no to one request, not to all. And what is not known in one place may be
+    known in another: another path, or the other models of a backend that has just answered.
+    """
+    if failure is Failure.MISCONFIGURED:
+        return None if backend.supervised else RETRY_AFTER_UNHEALTHY_S
+    if not isinstance(error, AttemptFailed):
+        return None
+    if failure is Failure.NOT_OFFERED:
+        return RETRY_AFTER_UNHEALTHY_S if now - backend.answered_s > GOOD_FOR_S else None
+    if failure is Failure.BUSY:
         return RETRY_AFTER_UNHEALTHY_S if error.retry_after_s is None else error.retry_after_s
     return None
 
 
 def _last(error: KvotaError, target: Target, *, has_sent: bool) -> KvotaError:
     """What the client is told if there is no other attempt."""
+    if isinstance(error, PassedOn) and _is_operators(error):
+        name = target.backend.name
+        return BackendFailed(f"The backend {name} is set up wrongly (status {error.status}).")
     if not isinstance(error, AttemptFailed):
         return error
     supervised = target.backend.supervised
     if supervised is not None and not has_sent:
         return supervised.refusal()  # its process has died, and is being started again
     return error.for_client()
+
+
+def _is_operators(error: PassedOn) -> bool:
+    """A node's answer that is about our key for it, or the name that the settings give its model.
+
+    Another 404 is about a path, which the client has chosen.
+    """
+    is_misconfigured = failure_of_status(error.status) is Failure.MISCONFIGURED
+    return is_misconfigured or error.code == ModelNotFound.code
 
 
 def nobody(chain: Sequence[Route], now: float) -> KvotaError:

@@ -18,7 +18,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError, ModelNotFound, NotFound
 from kvota.edge.arrival import Arrival
 from kvota.edge.exchange import Exchange
-from kvota.gateway.attempts import headers_to
+from kvota.gateway.attempts import NotOffered, headers_to
 from kvota.gateway.backends import EMBEDDING_TOKENS_UNDER_WAY
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call, Work
@@ -37,7 +37,7 @@ from kvota.gateway.upstream.relay import while_client_stays
 # The most that one request is charged in that line, a quarter of what may be under way: a backend
 # takes a large one text by text, so the largest must not wait until everybody else is done.
 TICKET_TOKENS_MAX: Final = EMBEDDING_TOKENS_UNDER_WAY // 4
-# A backend that does not know the path. Its chats are as good as ever, so it is not to blame.
+# A backend that does not know the path. Its chats are as good as ever, so nobody is kept from them.
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
 
 
@@ -85,7 +85,7 @@ class PassingAttempt:
         self._clock = clock
 
     async def run(self) -> None:
-        """Raises what `attempts.verdict_of` judges, and NotFound where it is not offered."""
+        """Raises what `attempts.verdict_of` judges, and NotFound for a lookup that it has not."""
         backend = self._target.backend
         backend.num_open += 1
         try:
@@ -180,7 +180,10 @@ class PassingAttempt:
 
     def _not_offered(self, error: KvotaError) -> NotFound:
         name, path = self._target.route.name, self._asked.kind.path
-        return NotFound(f"{name} is not served at {path}. {error.message}", param="model")
+        # Where there is no tokenizer to ask, the model itself may be as good as any.
+        is_lookup = self._asked.kind.work is Work.LOOKUP
+        what = NotFound if is_lookup else NotOffered
+        return what(f"{name} is not served at {path}. {error.message}", param="model")
 
 
 def _is_not_offered(error: KvotaError) -> bool:

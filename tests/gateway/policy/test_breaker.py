@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError
@@ -62,6 +62,7 @@ steps = st.lists(
 
 @settings(deadline=None)
 @given(steps)
+@example([("hold", 0.0, 1), ("ask", 0.9, 0), ("well", 5.0, 0)])  # a silent probe, then it is well
 def test_the_breaker_does_what_the_slow_model_does(
     steps: list[tuple[str, float, int]],
 ) -> None:
@@ -302,6 +303,8 @@ def test_trips_in_a_row_are_counted_while_it_is_open_until_it_is_good_or_asks_fo
     for _ in range(SETTINGS.failures_in_row_max):
         call(breaker, False, 7.0)
     assert breaker.num_trips_in_row(7.0) == 1
+    breaker.hold(18.0, 15.0, is_fault=True)
+    assert breaker.num_trips_in_row(15.0) == 2, "who is set up wrongly fails"
     breaker.hold(50.0, 20.0)
     assert breaker.state(20.0) is State.OPEN
     assert breaker.num_trips_in_row(20.0) == 0

@@ -69,7 +69,8 @@ def test_a_rejection_reaches_the_client_as_it_was_said() -> None:
     ("status", "kind"),
     [
         (301, FailureKind.STATUS), (401, FailureKind.CREDENTIALS), (403, FailureKind.CREDENTIALS),
-        (404, FailureKind.STATUS), (408, FailureKind.STATUS), (429, FailureKind.FULL),
+        (402, FailureKind.STATUS), (404, FailureKind.STATUS), (405, FailureKind.STATUS),
+        (408, FailureKind.STATUS), (429, FailureKind.FULL),
         (500, FailureKind.STATUS), (502, FailureKind.STATUS), (503, FailureKind.FULL),
         (529, FailureKind.FULL),
     ],

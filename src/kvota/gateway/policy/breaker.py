@@ -9,7 +9,7 @@
             `num_calls_min` calls in it, or `failures_in_row_max` calls failed one after the other.
             half-open: a probe failed, or said nothing for `probe_timeout_s`.
     HOLD    the backend itself asked for peace (429 or 503 with Retry-After), or turned out to be
-            set up wrongly (401). Two holds: the later end counts.
+            set up wrongly (401), which is a fault. Two holds: the later end counts.
     ELAPSE  the open time is over; or the backend's health page, which had been bad, is good again:
             then what is left of the open time is let go, but not of a hold.
     PROVE   `probes_to_close` probes succeeded.
@@ -176,13 +176,18 @@ class Breaker:
         """The attempt says nothing about the backend: the client left, or its request was wrong."""
         self._end(permit, now)
 
-    def hold(self, until_s: float, now: float) -> None:
-        """Leave the backend alone until then, or longer if it is already left alone longer."""
+    def hold(self, until_s: float, now: float, *, is_fault: bool = False) -> None:
+        """Leave the backend alone until then, or longer if it is already left alone longer.
+
+        `is_fault`: it did not ask for that, so it counts as a trip in `num_trips_in_row`.
+        """
         self._keep_time(now)
         if until_s <= now:
             return
         if self._state is not State.OPEN:
+            before = self._num_trips_in_row
             self._move(Event.HOLD)
+            self._num_trips_in_row = before + 1 if is_fault else 0
             self._open_until_s = until_s
         self._open_until_s = max(self._open_until_s, until_s)
         self._held_until_s = max(self._held_until_s, until_s)
@@ -193,6 +198,7 @@ class Breaker:
         Not for a backend that merely goes on looking well: its page may be fine while its answers
         are not, and those are what the open time is for.
         """
+        self._keep_time(now)  # first: a silent probe gives up before, and is forgiven too
         self._open_until_s = min(self._open_until_s, max(now, self._held_until_s))
         self._keep_time(now)
 
@@ -204,7 +210,7 @@ class Breaker:
     def num_trips_in_row(self, now: float) -> int:
         """How often failing calls have opened it since it was last good; 0 unless it is open.
 
-        A hold ends the row: a backend that asks for peace does not fail.
+        A hold ends the row, unless it is for a fault: a backend that asks for peace does not fail.
         """
         return self._num_trips_in_row if self.state(now) is State.OPEN else 0
 

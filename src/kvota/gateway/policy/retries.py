@@ -7,8 +7,9 @@
     GARBLED              yes     failed    an answer that is not what the API promises
     ERROR                yes     failed    5xx, or an error event before any content
     BUSY                 yes     held      429, or 503 with Retry-After: leave it alone until then
-    MISCONFIGURED        yes     held      401, 403, 404, 405 from the backend: the operator's
+    MISCONFIGURED        yes     shut      401, 402, 403, 407 from the backend: the operator's
                                            mistake, never shown to the client
+    NOT_OFFERED          yes     shut      404, 405: no such model or path there
     CLIENT_ERROR         no      nothing   another 4xx: wrong everywhere, passed on unchanged
     CLIENT_GONE          no      nothing   nobody is waiting for the answer
     CUT                  no      failed    failed after content went out to the client
@@ -46,6 +47,7 @@ class Failure(StrEnum):
     ERROR = "error"
     BUSY = "busy"
     MISCONFIGURED = "misconfigured"
+    NOT_OFFERED = "not_offered"
     CLIENT_ERROR = "client_error"
     CLIENT_GONE = "client_gone"
     CUT = "cut"
@@ -56,6 +58,7 @@ class Blame(StrEnum):
 
     FAILED = "failed"  # Breaker.report(permit, False), and a failed call for outliers and rollout
     HELD = "held"  # Breaker.withdraw(permit), then Breaker.hold(until)
+    SHUT = "shut"  # the same with `is_fault`, and a failed call for outliers and rollout
     NOTHING = "nothing"  # Breaker.withdraw(permit)
 
 
@@ -74,13 +77,15 @@ RULES: Final[Mapping[Failure, Rule]] = MappingProxyType(
         Failure.GARBLED: _YES_FAILED,
         Failure.ERROR: _YES_FAILED,
         Failure.BUSY: Rule(True, Blame.HELD),
-        Failure.MISCONFIGURED: Rule(True, Blame.HELD),
+        Failure.MISCONFIGURED: Rule(True, Blame.SHUT),
+        Failure.NOT_OFFERED: Rule(True, Blame.SHUT),
         Failure.CLIENT_ERROR: Rule(False, Blame.NOTHING),
         Failure.CLIENT_GONE: Rule(False, Blame.NOTHING),
         Failure.CUT: Rule(False, Blame.FAILED),
     }
 )
-_MISCONFIGURED: Final = frozenset({401, 403, 404, 405, 407})
+_MISCONFIGURED: Final = frozenset({401, 402, 403, 407})
+_NOT_OFFERED: Final = frozenset({404, 405})
 
 
 def failure_of_status(status: int, *, has_retry_after: bool = False) -> Failure | None:
@@ -91,6 +96,8 @@ def failure_of_status(status: int, *, has_retry_after: bool = False) -> Failure 
         return Failure.BUSY
     if status >= 500 or status == 408:
         return Failure.ERROR
+    if status in _NOT_OFFERED:
+        return Failure.NOT_OFFERED
     return Failure.MISCONFIGURED if status in _MISCONFIGURED else Failure.CLIENT_ERROR
 
 

@@ -33,8 +33,9 @@ RETRY_AFTER_MAX_S: Final = 3600.0
 RETRY_AFTER_UNSAID_S: Final = 5.0  # a backend that is full and does not say for how long
 _MESSAGE_LENGTH_MAX: Final = 2000
 # The backend does not want this request, whoever sends it. Every other 4xx is between it and us:
-# our key for it (401, 403), its model name (404), or its load (408, 409, 425, 429).
-_CLIENTS_FAULT: Final = frozenset({400, 405, 410, 413, 414, 415, 422, 431, 451})
+# our key or credit there (401, 402, 403), its model name or our path (404, 405), or its load
+# (408, 409, 425, 429).
+_CLIENTS_FAULT: Final = frozenset({400, 410, 413, 414, 415, 422, 431, 451})
 _FULL: Final = frozenset({429, 503, 529})
 _KEY_LIKE = re.compile(r"\b(sk|key|hf|Bearer)[-_ ][A-Za-z0-9_\-]{8,}")
 
