@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from kvota.core.clock import Clock, SystemClock
+from kvota.desk.ticket import Stage as TicketStage
 from kvota.edge.listening import bind, bind_unix, http_server
 from kvota.engine.text import Vocabulary
 from kvota.model.grammar import GrammarCompiler
@@ -130,6 +131,18 @@ class LiveNode(Client):
     def num_open(self) -> int:
         """Choices accepted at the door and not ended."""
         return self.parts.runner.num_open
+
+    @property
+    def num_wanted(self) -> int:
+        """Requests that are open and have not been told to end."""
+        runner = self.parts.runner
+
+        def count() -> int:
+            return sum(
+                runner._desk.stage(name) is not TicketStage.CLOSING for name in runner._streams
+            )
+
+        return int(self.on_loop(count))
 
     def drain(self) -> None:
         """What the first SIGTERM does."""

@@ -67,11 +67,14 @@ class RawPost(RawConnection):
         self.send(post_bytes(path, body))
 
     def leave(self, node: LiveNode, *, reset: bool = False) -> None:
-        """Close, and return when the server's event loop has seen it."""
+        """Close while the request is open, and return when the node has been told to stop it.
+
+        Through a gateway that is two connections later than the close, however long they take.
+        """
+        num_wanted = node.num_wanted
         self.close(reset=reset)
         until(lambda: self.port not in node.client_ports, "the close to be seen")
-        for _ in range(5):  # turns of the loop: the watcher wakes, the letter is posted
-            node.on_loop(lambda: None)
+        until(lambda: node.num_wanted < num_wanted, "the work to be stopped")
 
 
 def post_bytes(path: str, body: dict[str, Any], *, headers: str = "") -> bytes:
