@@ -60,7 +60,7 @@ def new_log(stream: TextIO) -> Log:
 
 def _line(fields: dict[str, Any]) -> str:
     try:
-        return _encode(fields).decode() + "\n"
+        return msgspec.json.format(_encode(fields), indent=0).decode() + "\n"
     except UnicodeEncodeError:  # half a surrogate pair, which UTF-8 cannot hold
         return json.dumps(fields, default=str) + "\n"
 
