@@ -137,7 +137,7 @@ class PassingAttempt:
         if num_vectors != asked.load.num_inputs:
             what = f"answered {asked.load.num_inputs} texts with {num_vectors} vectors"
             raise reply.failure(FailureKind.MALFORMED, what)
-        call.first_token_s = self._clock.now()
+        call.first_token_s = call.last_token_s = self._clock.now()
         call.prompt_tokens = _tokens_said(fields.get("usage")) or call.prompt_tokens
         fields["model"] = msgspec.Raw(msgspec.json.encode(self._target.route.name))
         return msgspec.json.encode(fields)

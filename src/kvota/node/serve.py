@@ -120,10 +120,12 @@ def _run_encoder(
     cache_dir: Path,
     supervised: bool,
 ) -> int:
-    with _bind(server) as taken:
+    with ExitStack() as closing:
+        taken = closing.enter_context(_bind(server))
         node = load_embedding_node(
-            screen, model, desk, embeddings, server, cache_dir, log_requests=not supervised
-        )
+            screen, model, desk, embeddings, server, cache_dir,
+            tracing=_tracing(server, closing), log_requests=not supervised,
+        )  # fmt: skip
         listen(taken)
         ready = NodeReady(
             model=node.name,

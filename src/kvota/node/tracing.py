@@ -6,6 +6,7 @@ from random import Random
 from typing import Final
 
 from kvota.core.errors import Outcome
+from kvota.node.embedding.app import EmbeddingRecord
 from kvota.node.ports import RequestRecord
 from kvota.telemetry.trace import Attribute, RequestTimes, TraceContext, Tracing
 
@@ -38,11 +39,12 @@ def times_of(record: RequestRecord, ended_unix_s: float) -> RequestTimes:
         last_token_at_s=last_s,
         ended_at_s=record.total_s,
         is_failed=record.outcome is not Outcome.COMPLETED,
-        attributes=_attributes(record),
+        attributes=attributes_of(record),
     )
 
 
-def _attributes(record: RequestRecord) -> dict[str, Attribute]:
+def attributes_of(record: RequestRecord | EmbeddingRecord) -> dict[str, Attribute]:
+    """All that is known of it, but for the id of its sender's span."""
     return {
         name: value
         for name, value in asdict(record).items()

@@ -63,7 +63,11 @@ class ServedEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRecord:
-    """What is kept of one request. Exactly one per request."""
+    """What is kept of one request. Exactly one per request.
+
+    Seconds from its arrival, None where it did not get so far: to the end of the door, to the
+    first pass with a text of it, to its last vector.
+    """
 
     request_id: str
     model: str
@@ -74,6 +78,10 @@ class EmbeddingRecord:
     num_texts: int
     prompt_tokens: int
     total_s: float
+    door_s: float | None = None
+    queued_s: float | None = None
+    computed_s: float | None = None
+    traceparent: str | None = None  # of whoever sent it
 
 
 RecordEmbedding = Callable[[EmbeddingRecord], None]
@@ -156,7 +164,7 @@ class EmbeddingEndpoint:
         id_, began_s = self._arrivals.new_id(), self._clock.now()
         name = client_id(exchange.request_headers) or id_
         exchange.headers.append((b"x-kvota-request-id", name.encode()))
-        seen = _Seen()
+        seen = _Seen(began_s)
         failure: BaseException | None = None
         try:
             seen.arrival = self._arrivals.make(id_, began_s, exchange.request_headers)
@@ -171,18 +179,21 @@ class EmbeddingEndpoint:
             failure = error
             raise
         finally:
-            self._record(self._kept(name, seen, failure, self._clock.now() - began_s))
+            sent_by = exchange.request_headers.get(b"traceparent", b"").decode("latin-1") or None
+            self._record(self._kept(name, seen, failure, sent_by))
 
     async def _serve(self, exchange: Exchange, arrival: Arrival, seen: "_Seen") -> None:
         body = self._decoder.decode(await exchange.body())
         texts = await self._texts(body)
         seen.num_texts, seen.prompt_tokens = len(texts), sum(map(len, texts))
+        seen.queued_at_s = self._clock.now()
         async with exchange.watched():
             work = asyncio.ensure_future(
                 self._embedder.embed(
                     texts,
                     queue_deadline_s=arrival.queue_deadline_s,
                     deadline_s=arrival.deadline_s,
+                    on_pass=seen.note_pass,
                 )
             )
             exchange.on_gone = work.cancel  # type: ignore[assignment]
@@ -194,6 +205,8 @@ class EmbeddingEndpoint:
                 raise
             finally:
                 work.cancel()
+            seen.computed_at_s = self._clock.now()
+            exchange.headers.append((b"x-kvota-queue-ms", b"%d" % round(1000 * seen.waited_s)))
             if self._settings.trusts_gateway:
                 report = UsageReport(seen.prompt_tokens, 0, 0)
                 exchange.headers.append((USAGE, report.encode()))
@@ -242,7 +255,7 @@ class EmbeddingEndpoint:
         )
 
     def _kept(
-        self, name: str, seen: "_Seen", failure: BaseException | None, total_s: float
+        self, name: str, seen: "_Seen", failure: BaseException | None, sent_by: str | None
     ) -> EmbeddingRecord:
         status, code, outcome = 200, None, Outcome.COMPLETED
         if isinstance(failure, KvotaError):
@@ -262,17 +275,41 @@ class EmbeddingEndpoint:
             code=code,
             num_texts=seen.num_texts,
             prompt_tokens=seen.prompt_tokens,
-            total_s=total_s,
+            total_s=self._clock.now() - seen.began_s,
+            door_s=seen.since(seen.queued_at_s),
+            queued_s=seen.since(seen.begun_at_s),
+            computed_s=seen.since(seen.computed_at_s),
+            traceparent=sent_by,
         )
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was learnt of a request before it ended."""
+    """What was learnt of a request before it ended. Times: clock seconds."""
 
+    began_s: float
     arrival: Arrival | None = None
     num_texts: int = 0
     prompt_tokens: int = 0
+    queued_at_s: float | None = None
+    begun_at_s: float | None = None
+    computed_at_s: float | None = None
+
+    def note_pass(self, now: float) -> None:
+        """A pass with a text of it begins: the first one counts."""
+        if self.begun_at_s is None:
+            self.begun_at_s = now
+
+    @property
+    def waited_s(self) -> float:
+        """In line, for its first pass."""
+        if self.queued_at_s is None or self.begun_at_s is None:
+            return 0.0
+        return self.begun_at_s - self.queued_at_s
+
+    def since(self, moment_s: float | None) -> float | None:
+        """From its arrival."""
+        return None if moment_s is None else moment_s - self.began_s
 
 
 class _About:

@@ -34,6 +34,7 @@ class _Waiting:
     tokens: Sequence[int]
     text: Text
     vector: asyncio.Future[Vector]
+    on_pass: Callable[[float], None]
 
 
 class Embedder:
@@ -68,9 +69,14 @@ class Embedder:
         return 0.0 if since_s is None else self._clock.now() - since_s
 
     async def embed(
-        self, texts: Sequence[Sequence[int]], *, queue_deadline_s: float, deadline_s: float
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        queue_deadline_s: float,
+        deadline_s: float,
+        on_pass: Callable[[float], None] = lambda _: None,
     ) -> list[Vector]:
-        """One vector for each text of token ids.
+        """One vector for each text of token ids. `on_pass` is told when a pass begins, for each.
 
         Raises Refused when the line is full, would take too long or has taken too long, and
         RequestTimeout when a pass outlasts `deadline_s`. Cancelled, it takes its texts out of line.
@@ -78,7 +84,7 @@ class Embedder:
         if self._drain_s is not None:
             message = "The server is shutting down."
             raise Refused(Refusal.DRAINING, message, retry_after_s=self._drain_s)
-        waiting = self._enter(texts, queue_deadline_s)
+        waiting = self._enter(texts, queue_deadline_s, on_pass)
         self._num_open += 1
         self._is_idle.clear()
         self._has_news.set()
@@ -108,11 +114,19 @@ class Embedder:
 
     # --- the line
 
-    def _enter(self, texts: Sequence[Sequence[int]], deadline_s: float) -> list[_Waiting]:
+    def _enter(
+        self,
+        texts: Sequence[Sequence[int]],
+        deadline_s: float,
+        on_pass: Callable[[float], None],
+    ) -> list[_Waiting]:
         now, loop = self._clock.now(), asyncio.get_running_loop()
         waiting = [
             _Waiting(
-                tokens, Text(next(self._keys), len(tokens), now, deadline_s), loop.create_future()
+                tokens,
+                Text(next(self._keys), len(tokens), now, deadline_s),
+                loop.create_future(),
+                on_pass,
             )
             for tokens in texts
         ]
@@ -171,6 +185,7 @@ class Embedder:
         began_s = self._computing_since_s = self._clock.now()
         for one in taken:
             self._observer.observe_wait(began_s - one.text.arrived_s)
+            one.on_pass(began_s)
         loop = asyncio.get_running_loop()
         try:
             vectors = await loop.run_in_executor(

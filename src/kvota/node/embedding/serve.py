@@ -25,12 +25,14 @@ from kvota.model.encoder import load_encoder
 from kvota.model.encoder_source import is_encoder
 from kvota.node.embedding.app import EmbeddingRecord, ServedEncoder, create_embedding_app
 from kvota.node.embedding.embedder import Embedder
+from kvota.node.embedding.tracing import times_of
 from kvota.node.options import DeskOptions, EmbeddingOptions, ModelSettings, ServerSettings
 from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.sizing.memory import resident_bytes
 from kvota.telemetry.embedding_metrics import EmbeddingMetrics
 from kvota.telemetry.log import Log, new_log
+from kvota.telemetry.trace import TraceContext, Tracing
 
 EXIT_OK = 0
 
@@ -59,6 +61,7 @@ def load_embedding_node(
     server: ServerSettings,
     cache_dir: Path,
     *,
+    tracing: Tracing | None,
     log_requests: bool,
 ) -> EmbeddingNode:
     """Fetch, load and put together, telling the operator what is going on."""
@@ -98,7 +101,7 @@ def load_embedding_node(
         ),
         clock=clock,
         chance=SystemRandom(),
-        record=_Records(metrics, log if log_requests else None),
+        record=_Records(metrics, log if log_requests else None, tracing),
         render_metrics=metrics.render,
         unix_time=time.time,
         stuck_after_s=server.stuck_after_s,
@@ -144,15 +147,24 @@ class _Passes:
 
 
 class _Records:
-    """One set of observations for every request, and one log line where nobody else logs it."""
+    """Observations of every request; a trace and a log line of it where they are wanted."""
 
-    def __init__(self, metrics: EmbeddingMetrics, log: Log | None) -> None:
+    def __init__(self, metrics: EmbeddingMetrics, log: Log | None, tracing: Tracing | None) -> None:
         self._metrics = metrics
         self._log = log
+        self._tracing = tracing
+        self._chance = SystemRandom()
 
     def __call__(self, record: EmbeddingRecord) -> None:
         self._metrics.observe_request(record.outcome, record.code, record.total_s)
+        if self._tracing is not None:
+            context = TraceContext.begin(record.traceparent, self._chance)
+            self._tracing.record(times_of(record, time.time()), context)
         if self._log is None:
             return
-        fields = dataclasses.asdict(record) | {"total_s": round(record.total_s, 4)}
+        fields = {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in dataclasses.asdict(record).items()
+            if value is not None
+        }
         self._log.info("request", endpoint="embeddings", **fields)
