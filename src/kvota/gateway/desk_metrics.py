@@ -8,11 +8,12 @@ costs a few additions.
 from functools import partial
 from typing import Final
 
-from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client import generate_latest
 
 from kvota.gateway.upstream.foreign_desk import Place
 from kvota.gateway.upstream.passage import Tally
 from kvota.telemetry.metrics import SECONDS, TOKEN_SECONDS, TOKENS, PlainRegistry
+from kvota.telemetry.series import Counter, Histogram
 
 _LABELS: Final = ("backend",)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from kvota.gateway.calls import Call
 from kvota.gateway.dispatch import Ended
 from kvota.telemetry.metrics import PlainRegistry
+from kvota.telemetry.series import Counter, Histogram, Spread
 
 _PREFIX: Final = "kvota_gateway"
 _Row = tuple[str, float] | tuple[str, str, float]
@@ -84,12 +85,11 @@ class GatewayMetrics:
         self._blocks = self._counter("abuse_blocks", "Callers shut out for a while.", "suspect")
         self._rollbacks = self._counter("rollbacks", "Versions taken out.", "model", "version")
         self._node_ends = self._counter("node_ends", "Ends of the node's process.", "why")
-        self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._reloads = self._counter("reloads", "Reloads of the settings.", "ending")
 
     def observe(self, call: Call) -> None:
         """Record one ended request."""
-        self._child(self._requests, call.model, call.outcome.value).inc()
+        self._requests.labels(call.model, call.outcome).inc()
         if call.code is not None and call.status in (401, 403, 429, 503):
             self._rejected.labels(call.code).inc()
         if call.caller is None and call.why is not None:
@@ -98,8 +98,8 @@ class GatewayMetrics:
             self._fallbacks.labels(call.model).inc()
         if call.first_token_s is not None:
             self._observe_times(call)
-        self._child(self._prompt, call.model).inc(call.read_tokens)
-        self._child(self._output, call.model).inc(call.output_tokens)
+        self._prompt.labels(call.model).inc(call.read_tokens)
+        self._output.labels(call.model).inc(call.output_tokens)
 
     def _observe_times(self, call: Call) -> None:
         """Of a request that was answered. Embeddings have no first token."""
@@ -113,7 +113,7 @@ class GatewayMetrics:
 
     def attempt_ended(self, ended: Ended) -> None:
         ending = "ok" if ended.failure is None else ended.failure.value
-        self._child(self._attempts, ended.backend, ending).inc()
+        self._attempts.labels(ended.backend, ending).inc()
 
     def blocked(self, suspect: str) -> None:
         self._blocks.labels(suspect).inc()
@@ -131,20 +131,12 @@ class GatewayMetrics:
         """The page in Prometheus text format."""
         return generate_latest(self._registry)
 
-    def _child(self, counter: Counter, *labels: str) -> Counter:
-        """What `counter.labels` gives, remembered: that takes locks, and labels are few."""
-        known = self._children.get((counter, labels))
-        if known is None:
-            known = self._children[counter, labels] = counter.labels(*labels)
-        return known
-
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{_PREFIX}_{name}", text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(
-            f"{_PREFIX}_{name}_seconds", text, buckets=_SECONDS, registry=self._registry
-        )
+    def _histogram(self, name: str, text: str) -> Spread:
+        full = f"{_PREFIX}_{name}_seconds"
+        return Histogram(full, text, buckets=_SECONDS, registry=self._registry).labels()
 
 
 class _GaugePage(Collector):
