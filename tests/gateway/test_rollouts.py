@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import sqlalchemy as sa
 
 from kvota.core.clock import SystemClock
 from kvota.core.errors import ConfigError
@@ -273,7 +274,7 @@ async def test_a_change_counts_while_the_database_is_away_and_is_kept_afterwards
     assert gateway.weights["v2"] == 0.0, "also in a table that is built meanwhile"
     async with watched(gateway):
         store.is_away = False
-        await until(lambda: bool(store.all()))
+        await until(lambda: bool(store.all().rows))
     assert Gateway(store).weights["v2"] == 0.0
 
 
@@ -296,6 +297,26 @@ async def test_a_state_that_cannot_be_is_told_and_passed_over(store: RolloutStor
     again = Gateway(store)
     assert again.weights == {"v1": 0.95, "v2": 0.05}
     assert "rollout cannot be resumed" in again.log
+
+
+async def test_a_row_that_cannot_be_read_hides_no_other(
+    store: RolloutStore, database: Database
+) -> None:
+    route = Gateway(store).route
+    there = SavedRollout(
+        model="broken", revision=1, declared=declared(route), state=route.rollout.state
+    )
+    store.save(there)
+    with database.transaction() as connection:
+        connection.execute(sa.text("UPDATE rollouts SET state = 'nonsense'"))
+    here, other = Gateway(store), Gateway(store)
+    await here.weigh(v1=0.5, v2=0.5)
+    for _ in range(3):
+        await other.book.catch_up(other.table)
+    assert other.weights == {"v1": 0.5, "v2": 0.5}
+    assert Gateway(store).weights == {"v1": 0.5, "v2": 0.5}
+    assert other.log.count("rollout cannot be read") == 1
+    assert "Delete its row" in other.log
 
 
 # --- the whole gateway, twice

@@ -11,14 +11,19 @@ out. Which backends serve a version may change without any of this.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kvota.core.errors import ConfigError
 from kvota.gateway.policy.rollout import Rollout
 from kvota.gateway.routes import Route, RouteTable
 from kvota.gateway.store.database import StoreUnusable
-from kvota.gateway.store.rollouts import DeclaredVersion, RolloutStore, SavedRollout
+from kvota.gateway.store.rollouts import (
+    DeclaredVersion,
+    RolloutStore,
+    SavedRollout,
+    StoredRollouts,
+)
 from kvota.telemetry.log import Log
 
 REFRESH_EVERY_S: Final = 2.0
@@ -34,12 +39,13 @@ class RolloutBook:
         self._saved: dict[str, SavedRollout] = {}
         self._taken_in: dict[str, Rollout] = {}
         self._changed: dict[str, Route] = {}  # not stored yet
+        self._unreadable: Mapping[str, str] = {}  # models, and why
         self._has_changed = asyncio.Event()
         self._storing = asyncio.Lock()
 
     def read(self) -> None:
         """Load what was kept. Blocks. Raises StoreUnusable."""
-        self._saved = {row.model: row for row in self._store.all()}
+        self._saved = {row.model: row for row in self._readable(self._store.all())}
 
     def take_in(self, table: RouteTable) -> None:
         """Bring rollouts that were built anew to where they had been before."""
@@ -62,19 +68,8 @@ class RolloutBook:
     async def store_changes(self) -> bool:
         """Store what has been noted. False when some of it could not be."""
         async with self._storing:
-            while self._changed:
-                name, route = self._changed.popitem()
-                is_stored = False
-                try:
-                    await self._store_change(route)
-                    is_stored = True
-                except StoreUnusable as error:
-                    self._log.warning("rollout is not kept", model=name, why=error.message)
-                    return False
-                finally:
-                    if not is_stored:
-                        self._changed.setdefault(name, route)
-        return True
+            stored = [await self._stored(name) for name in list(self._changed)]
+        return all(stored)
 
     async def catch_up(self, table: RouteTable) -> None:
         """Take over what other gateways have changed meanwhile."""
@@ -82,11 +77,11 @@ class RolloutBook:
             return
         async with self._storing:
             try:
-                rows = await asyncio.to_thread(self._store.all)
+                stored = await asyncio.to_thread(self._store.all)
             except StoreUnusable as error:
                 self._log.warning("rollouts are not seen", why=error.message)
                 return
-            for row in rows:
+            for row in self._readable(stored):
                 self._see(row, table.routes.get(row.model))
 
     async def watch(
@@ -101,7 +96,29 @@ class RolloutBook:
             await self.store_changes()
             await self.catch_up(table())
 
+    def _readable(self, stored: StoredRollouts) -> list[SavedRollout]:
+        """What can be used. Each row that cannot is told once, as long as it stays so."""
+        for model, why in stored.unreadable.items():
+            if self._unreadable.get(model) != why:
+                self._log.error("rollout cannot be read", model=model, why=why)
+        self._unreadable = stored.unreadable
+        return stored.rows
+
     # --- one model
+
+    async def _stored(self, name: str) -> bool:
+        """What keeps one model's change out, such as a row that cannot be read, keeps no other."""
+        route = self._changed.pop(name)
+        is_stored = False
+        try:
+            await self._store_change(route)
+            is_stored = True
+        except StoreUnusable as error:
+            self._log.warning("rollout is not kept", model=name, why=error.message)
+        finally:
+            if not is_stored:
+                self._changed.setdefault(name, route)
+        return is_stored
 
     def _resume(self, route: Route) -> None:
         saved = self._latest(route.name)

@@ -1,5 +1,6 @@
 """Rollouts in SQLite and PostgreSQL: kept whole, and never over a change that was not seen."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,14 +44,14 @@ def test_what_was_saved_is_there_whole(store: RolloutStore) -> None:
     other = replace(ROW, model="模型 / other")
     assert store.save(ROW) is None
     assert store.save(other) is None
-    assert sorted(store.all(), key=lambda one: one.model) == [ROW, other]
+    assert sorted(store.all().rows, key=lambda one: one.model) == [ROW, other]
 
 
 def test_a_change_goes_on_top_of_the_one_before(store: RolloutStore) -> None:
     second = replace(ROW, revision=2, state=replace(ROW.state, rolled_back={}))
     assert store.save(ROW) is None
     assert store.save(second) is None
-    assert store.all() == [second]
+    assert store.all().rows == [second]
 
 
 @pytest.mark.parametrize("revision", [1, 2, 4])
@@ -62,7 +63,7 @@ def test_a_change_of_something_else_is_refused_and_shown_what_is_there(
     store.save(there)
     late = replace(ROW, revision=revision, declared=ROW.declared[:1])
     assert store.save(late) == there
-    assert store.all() == [there]
+    assert store.all().rows == [there]
 
 
 def test_of_many_at_once_one_is_first(store: RolloutStore) -> None:
@@ -73,9 +74,17 @@ def test_of_many_at_once_one_is_first(store: RolloutStore) -> None:
     assert all(answer == first for answer in answers if answer is not None)
 
 
-def test_a_row_that_means_nothing_says_what_to_do(store: RolloutStore, database: Database) -> None:
+def test_a_row_that_means_nothing_says_what_to_do_and_hides_no_other(
+    store: RolloutStore, database: Database
+) -> None:
+    other = replace(ROW, model="other")
     store.save(ROW)
+    store.save(other)
     with database.transaction() as connection:
-        connection.execute(sa.text("UPDATE rollouts SET state = '{}'"))
+        connection.execute(sa.text("UPDATE rollouts SET state = '{}' WHERE model = 'chat'"))
+    stored = store.all()
+    assert stored.rows == [other]
+    assert list(stored.unreadable) == ["chat"]
+    assert re.search(r"rollout of chat .* Delete its row", stored.unreadable["chat"])
     with pytest.raises(StoreUnusable, match=r"rollout of chat .* Delete its row"):
-        store.all()
+        store.save(ROW)

@@ -131,6 +131,28 @@ async def test_who_waits_for_a_place_or_a_connection_gets_none_of_a_closed_pool(
             await asyncio.wait_for(one, PATIENCE_S)
 
 
+async def test_waiting_for_a_place_and_connecting_share_one_limit(
+    server: tuple[Server, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(server[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    held = await pool.take(PATIENCE_S)
+    given: list[float] = []
+
+    async def opened(self: Pool, timeout_s: float) -> Channel:
+        given.append(timeout_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(Pool, "_opened", opened)
+    waiting = asyncio.create_task(pool.take(PATIENCE_S))
+    await asyncio.sleep(0.1)
+    held.close()
+    pool.give_back(held)
+    with pytest.raises(TimeoutError):
+        await waiting
+    assert given[0] <= PATIENCE_S - 0.1
+    pool.close()
+
+
 async def test_of_several_addresses_a_silent_one_is_passed_over_and_remembered(
     server: tuple[Server, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:

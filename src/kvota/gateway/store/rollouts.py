@@ -5,6 +5,7 @@ of the one that its maker knew: of two gateways that change a rollout at once, t
 what the first has stored, and decides again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,16 +42,30 @@ class SavedRollout:
     state: RolloutState
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRollouts:
+    """`unreadable`: models whose row makes no sense, and why."""
+
+    rows: list[SavedRollout]
+    unreadable: Mapping[str, str]
+
+
 class RolloutStore:
     """Rollouts in a database. Every call blocks and may raise StoreUnusable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def all(self) -> list[SavedRollout]:
+    def all(self) -> StoredRollouts:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(_rollouts)).mappings().all()
-        return [_saved(row) for row in rows]
+        stored, unreadable = [], dict[str, str]()
+        for row in rows:
+            try:
+                stored.append(_saved(row))
+            except StoreUnusable as error:
+                unreadable[row["model"]] = error.message
+        return StoredRollouts(stored, unreadable)
 
     def save(self, row: SavedRollout) -> SavedRollout | None:
         """Store it on top of the revision before it. None when that was done.

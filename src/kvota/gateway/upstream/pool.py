@@ -53,11 +53,14 @@ class Pool:
     async def take(self, timeout_s: float) -> Channel:
         """A connection that nobody else uses; its `num_requests` says whether it is fresh.
 
-        Waits up to `timeout_s` for a place, and again to connect. Raises TimeoutError and OSError.
+        Waits up to `timeout_s`, for a place and to connect. Raises TimeoutError and OSError.
         """
         if self._places.locked():
-            async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            end_s = loop.time() + timeout_s
+            async with asyncio.timeout_at(end_s):
                 await self._places.acquire()
+            timeout_s = end_s - loop.time()
         else:
             await self._places.acquire()  # at once
         try:
