@@ -13,6 +13,7 @@ from kvota.tools.load.loopback import ForeignHost
 from kvota.traffic.opening import TraceFormat, format_of
 from tests.support.counting_backend import counting, tokenizing
 from tests.support.fake_backend import FakeBackend
+from tests.support.small_traces import write_bailian, write_burstgpt
 
 RUN = CliRunner()
 HEAD = "bench/traces/mooncake_conversation_head.jsonl.gz"
@@ -30,6 +31,26 @@ def test_a_description_is_data_too() -> None:
     facts = json.loads(result.stdout)
     assert (facts["format"], facts["num_requests"], facts["reuse"]) == ("Azure", 19_366, None)
     assert facts["bursts"][0]["window_s"] == 1
+
+
+def test_the_table_has_the_statistics_that_were_published_with_the_trace() -> None:
+    """Azure's conversation trace, as computed when it was collected."""
+    result = RUN.invoke(app, ["trace", "describe", "bench/traces/azure_conv_2023.csv.gz"])
+    rows = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
+    assert {name: value.strip() for name, value in rows.items()} == {
+        "figure": "value",
+        "requests": "19,366",
+        "span": "3,502 s",
+        "requests/s": "5.53",
+        "CV of gaps": "1.09 (Poisson: 1)",
+        "IDC in 1 / 10 / 60 s": "1.39 / 4 / 20.6 (Poisson: 1)",
+        "peak/mean in 1 / 10 / 60 s": "2.89 / 1.78 / 1.54",
+        "prompt mean / p50 / p95 / p99 / max": "1,155 / 1,020 / 4,083 / 4,142 / 14,050",
+        "output mean / p50 / p95 / p99 / max": "211 / 129 / 451 / 601 / 1,000",
+        "prompt : output": "5.47 : 1",
+        "correlation prompt, output": "-0.11",
+        "prompts over 4,096 tokens": "2.1% of requests, 8.2% of prompt tokens",
+    }
 
 
 @pytest.mark.parametrize(
@@ -134,3 +155,32 @@ def test_a_replay_is_shown_and_written(url: str, tmp_path: Path) -> None:
     assert (facts["time_scale"], facts["length_scale"]) == (0.01, 64)
     assert "lag of the generator" in result.stdout
     assert "Replay of mooncake_conversation_head" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [
+        ("6 columns", [(472, 18), (1087, 230), (96, 4)]),
+        ("8 columns", [(90, 44), (36, 29), (180, 60)]),
+        ("bailian", [(521, 132), (40, 5), (700, 20)]),
+    ],
+)
+def test_formats_that_are_not_shipped_are_described_converted_and_replayed(
+    kind: str, lengths: list[tuple[int, int]], url: str, tmp_path: Path
+) -> None:
+    file = write_bailian(tmp_path) if kind == "bailian" else write_burstgpt(tmp_path, kind)
+    facts = json.loads(RUN.invoke(app, ["trace", "describe", str(file), "--json"]).stdout)
+    assert facts["num_requests"] == 3
+    assert facts["num_passed_over"] == (1 if kind == "6 columns" else 0)
+
+    to = tmp_path / "converted"
+    flags = ["--to", "mooncake", "--out", str(to)]
+    assert RUN.invoke(app, ["trace", "convert", str(file), *flags]).exit_code == 0
+    assert format_of(to) is TraceFormat.MOONCAKE
+
+    written = tmp_path / "replay.json"
+    flags = ["--url", url, "--time-scale", "0.005", "--json", str(written), "--drain-s", "20"]
+    RUN.invoke(app, ["replay", str(file), *flags])
+    sent = json.loads(written.read_text())["requests"]
+    asked = [(one["prompt_tokens"], one["output_tokens"]) for one in sent]
+    assert asked == lengths

@@ -70,6 +70,15 @@ def test_throughput_that_still_rises_says_so() -> None:
     assert "still rising" in found.report({}).verdict
 
 
+def test_a_batch_of_which_nothing_comes_whole_is_no_measurement() -> None:
+    """16 tokens at 0.34 s each take longer than the window."""
+    found = in_virtual_time(throughput(bench_on(SimServer()), SHORT, [1, 32], seconds=5))
+    assert not found.is_good
+    verdict = found.report({}).verdict
+    assert verdict.startswith("Refused: 32 at once: not one answer came whole in 5 s.")
+    assert "--seconds" in verdict
+
+
 def isolated(server: SimServer) -> Isolation:
     return in_virtual_time(
         isolation(bench_on(server), SHORT, LONG, long_at_once=2, seconds=60, rate_rps=0.5)
@@ -92,6 +101,14 @@ def test_a_server_whose_long_requests_stall_everybody_is_not() -> None:
     report = found.report({})
     assert report.is_bad
     assert report.verdict.startswith("Not isolated: beside 2 long")
+
+
+def test_a_handful_of_short_requests_is_no_judgement() -> None:
+    found = in_virtual_time(
+        isolation(bench_on(SimServer()), SHORT, LONG, long_at_once=1, seconds=10, rate_rps=0.5)
+    )
+    assert not found.is_good
+    assert re.match(r"Refused: \d short requests in the part 'alone", found.report({}).verdict)
 
 
 def soaked(server: SimServer, minutes: float = 10.0) -> Soak:

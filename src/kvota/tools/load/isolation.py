@@ -22,6 +22,7 @@ from kvota.tools.report.html import Report, Section, Table
 
 RATIO_MAX = 1.5  # p99 of the short ones, beside long ones over alone
 UTILISATION = 1 / 3  # of what one short request after another makes
+NUM_SHORT_MIN = 10  # in each part
 LEAD_S = 1.0  # long ones are being read before the first short one is due
 DRAIN_S = 60.0
 
@@ -68,6 +69,12 @@ class Isolation:
 
     @property
     def complaint(self) -> str | None:
+        fewest = min(self.phases, key=lambda one: one.num_short)
+        if fewest.num_short < NUM_SHORT_MIN:
+            return (
+                f"{fewest.num_short} short requests in the part {fewest.name!r} say nothing of its "
+                f"p99; {NUM_SHORT_MIN} are the least. Give it more --seconds or a higher --rate."
+            )
         return next((one.complaint for one in self.phases if one.complaint), None)
 
     @property

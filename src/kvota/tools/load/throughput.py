@@ -117,7 +117,15 @@ def _row(batch: int, run: Run, seconds: float) -> Row:
         output_tokens_per_s=rate,
         ttft=ttft,
         tpot=Spread.of(one.per_token_s for one in whole if one.per_token_s is not None),
-        complaint=run.lag.complaint(ttft.p50, ttft.p99) if ttft else None,
+        complaint=run.lag.complaint(ttft.p50, ttft.p99) if ttft else _too_short(batch, seconds),
+    )
+
+
+def _too_short(batch: int, seconds: float) -> str:
+    """What is said of a batch of which no answer came whole: its tokens show a beginning."""
+    return (
+        f"{batch} at once: not one answer came whole in {seconds:g} s. Give it more --seconds, or "
+        "ask for shorter answers."
     )
 
 
