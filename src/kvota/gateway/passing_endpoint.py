@@ -13,7 +13,7 @@ from kvota.gateway.auth import model_not_found
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call, Work
 from kvota.gateway.entrance import Entry, standing_headers
-from kvota.gateway.live import Rules, going_away
+from kvota.gateway.live import Rules
 from kvota.gateway.passing import Passing
 from kvota.gateway.passing_kinds import Load, PassingKind
 from kvota.gateway.proxy import Endpoint, Parts
@@ -29,11 +29,7 @@ class PassingEndpoint(Endpoint):
 
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         parts, rules = self._parts, self._parts.live.now
-        if parts.live.is_draining:
-            raise going_away()
-        caller = parts.entrance.admit(exchange.request_headers, call)
-        arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
-        content = await exchange.body()
+        caller, arrival, content = await self._let_in(exchange, call)
         async with exchange.watched():
             body = self._kind.decoder.decode(content)
             route = self._route(body.model, caller, rules)

@@ -19,11 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
-from kvota.edge.arrival import Arrivals, client_id
+from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.edge.settings import EdgeSettings
 from kvota.gateway.attempts import Asked, Body
+from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call, Work, outcome_of_code
 from kvota.gateway.dispatch import Dispatcher
 from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
@@ -89,6 +90,15 @@ class Endpoint(ABC):
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         """Answer it, or raise what its client is told."""
 
+    async def _let_in(self, exchange: Exchange, call: Call) -> tuple[Caller, Arrival, bytes]:
+        """Who asks, when, and what: the door comes before the body. Raises KvotaError."""
+        parts = self._parts
+        if parts.live.is_draining:
+            raise going_away()
+        caller = parts.entrance.admit(exchange.request_headers, call)
+        arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
+        return caller, arrival, await exchange.body()
+
 
 class GatewayEndpoint(Endpoint, Generic[T]):
     """One path that generates."""
@@ -100,11 +110,7 @@ class GatewayEndpoint(Endpoint, Generic[T]):
 
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         parts, rules = self._parts, self._parts.live.now
-        if parts.live.is_draining:
-            raise going_away()
-        caller = parts.entrance.admit(exchange.request_headers, call)
-        arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
-        content = await exchange.body()
+        caller, arrival, content = await self._let_in(exchange, call)
         async with exchange.watched():
             body = self._decoder.decode(content)
             asked = Asked(
