@@ -59,10 +59,11 @@ def test_kv_usage_is_that_of_all_desks_together() -> None:
 
 def test_blocks_are_those_of_the_backend_where_it_says_how_large_they_are() -> None:
     now = full_desk().snapshot()  # 20 of 100 tokens are lent, at the most
-    found = samples(Row("gpu-1", now, SETTINGS, KnownMemory(112, 16, outside_tokens=17)))
+    found = samples(Row("gpu-1", now, SETTINGS, KnownMemory(112, 16, 17, -3)))
     assert found["kvota_kv_blocks|gpu-1|used"] == -(-now.held_tokens // 16)
     assert found["kvota_kv_blocks|gpu-1|free"] == (100 - now.held_tokens) // 16
     assert found["kvota_kv_blocks|gpu-1|outside"] == 2
+    assert found["kvota_kv_ledger_difference_tokens|gpu-1"] == -3
     assert found["vllm:cache_config_info|16|gpu-1|7"] == 1
 
 
@@ -74,6 +75,7 @@ def test_blocks_are_tokens_where_it_does_not_and_nothing_where_the_capacity_is_a
     assert found["vllm:cache_config_info|1|stated|100"] == 1
     assert not [name for name in found if "kv_blocks" in name and "guessed" in name]
     assert "kvota_kv_blocks|stated|outside" not in found
+    assert "kvota_kv_ledger_difference_tokens|stated" not in found
 
 
 def test_a_gateway_without_a_desk_adds_nothing_to_its_page() -> None:

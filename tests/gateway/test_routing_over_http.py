@@ -466,6 +466,36 @@ async def test_a_desk_here_says_of_its_requests_what_a_nodes_desk_does(
     assert await chained.metrics(f"kvota_time_to_first_token_seconds_count{of_a}") == 3
 
 
+async def test_what_a_backend_still_holds_after_an_abort_is_shown_and_lent_to_nobody(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
+    desk = world.parts.registry["a"].desk
+    assert desk is not None
+    capacity = a.gauges.num_blocks * a.gauges.block_size
+
+    async def shown(kv_usage: float, *, outside: float, difference: float) -> None:
+        """Until the page says so: blocks beyond our leases, and tokens more than those."""
+        a.gauges.kv_usage = kv_usage
+        names = ('kvota_kv_blocks{backend="a",state="outside"}', "kvota_kv_ledger_difference")
+        async with asyncio.timeout(PATIENCE_S):
+            while [await world.metrics(one) for one in names] != [outside, difference]:
+                await asyncio.sleep(0.02)
+
+    a.script = begins(3, lambda wire: wire.stall())
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with world.http.stream("POST", CHAT, json=body) as response:
+        pieces = (line async for line in response.aiter_lines() if line.startswith("data: "))
+        for _ in range(3):
+            await anext(pieces)
+        assert desk.snapshot().held_tokens > 0
+        await shown(0.0, outside=0, difference=-desk.snapshot().held_tokens)
+    await shown(0.5, outside=a.gauges.num_blocks / 2, difference=capacity / 2)
+    assert desk.snapshot().capacity_tokens == capacity / 2
+    await shown(0.0, outside=0, difference=0)
+    assert desk.snapshot().capacity_tokens == capacity
+
+
 async def test_a_client_that_leaves_ends_the_work_at_the_backend(
     chained: GatewayWorld, a: FakeBackend
 ) -> None:

@@ -129,7 +129,7 @@ def _memory(backend: Backend, desk: ForeignDesk) -> KnownMemory | None:
     if capacity is None:
         return None
     outside = None if state.used_tokens is None else desk.pinned_outside_tokens
-    return KnownMemory(capacity, state.block_size or 1, outside)
+    return KnownMemory(capacity, state.block_size or 1, outside, desk.difference_tokens)
 
 
 def own_nodes(live: Live) -> list[Backend]:

@@ -25,6 +25,7 @@ class KnownMemory(NamedTuple):
     capacity_tokens: int
     block_size: int = 1
     outside_tokens: int | None = None  # used there beyond our leases; None: it does not say
+    difference_tokens: int | None = None  # used there less what our leases hold, at its last word
 
 
 class Desk(NamedTuple):
@@ -101,9 +102,16 @@ def _memory(desks: Sequence[Desk]) -> Iterable[Metric]:
     config = GaugeMetricFamily(
         "vllm:cache_config_info", "KV geometry.", labels=["engine", "block_size", "num_gpu_blocks"]
     )
+    difference = GaugeMetricFamily(
+        "kvota_kv_ledger_difference_tokens",
+        "KV that the backend said it uses, less what was lent here at that moment.",
+        labels=["backend"],
+    )
     for name, now, _, memory in desks:
         if memory is None:
             continue
+        if memory.difference_tokens is not None:
+            difference.add_metric([name], memory.difference_tokens)
         size = memory.block_size
         free = max(now.capacity_tokens - now.held_tokens, 0) // size
         blocks.add_metric([name, "free"], free)
@@ -111,7 +119,7 @@ def _memory(desks: Sequence[Desk]) -> Iterable[Metric]:
         if memory.outside_tokens is not None:
             blocks.add_metric([name, "outside"], -(-memory.outside_tokens // size))
         config.add_metric([name, str(size), str(memory.capacity_tokens // size)], 1)
-    yield from (blocks, config)
+    yield from (blocks, config, difference)
 
 
 def _counters(desks: Sequence[Desk]) -> Iterable[Metric]:

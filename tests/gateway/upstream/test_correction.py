@@ -49,6 +49,17 @@ def test_blocks_and_tokens_on_their_way_are_no_difference() -> None:
     assert correction.capacity_tokens == 1000
 
 
+def test_the_difference_is_that_of_the_last_word_with_its_sign() -> None:
+    correction = Correction(1000)
+    seen(correction, used=None, held=100)
+    assert correction.difference_tokens is None
+    for used, difference in ((300, 200), (40, -60)):
+        seen(correction, used=used, held=100)
+        assert correction.difference_tokens == difference
+    seen(correction, used=None, held=500)
+    assert correction.difference_tokens == -60, "it said nothing since"
+
+
 def test_the_capacity_follows_what_the_backend_reports() -> None:
     correction = Correction(1000, share=0.9)
     assert seen(correction, used=None, held=0) == 1000

@@ -191,6 +191,8 @@ def test_who_leaves_stops_its_work(world: RealWorld) -> None:
             return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(page))
 
         until(lambda: running() == 0, "it to have stopped", PATIENCE_S)
+        difference = 'kvota_kv_ledger_difference_tokens{backend="b"}'
+        until(lambda: world.metric(difference) == 0, "its blocks to be free", PATIENCE_S)
 
 
 def test_more_than_it_may_run_wait_here_and_all_are_answered(world: RealWorld) -> None:

@@ -40,6 +40,7 @@ class Correction:
             raise ValueError(f"no KV to lend: {stated_tokens} tokens, share {share}")
         self.nominal_tokens = stated_tokens
         self.pinned_tokens = 0
+        self.difference_tokens: int | None = None  # used there less held here, at the last reading
         self._share = share
         self._block_size = block_size
         self._outside_before = 0
@@ -54,6 +55,7 @@ class Correction:
             self.nominal_tokens = max(int(reading.capacity_tokens * self._share), self._block_size)
         if reading.used_tokens is None:
             return
+        self.difference_tokens = reading.used_tokens - held_tokens
         slack = SLACK_BLOCKS * self._block_size * num_choices
         outside = max(reading.used_tokens - held_tokens - slack, 0)
         self.pinned_tokens = min(outside, self._outside_before)

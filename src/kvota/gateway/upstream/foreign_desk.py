@@ -167,6 +167,11 @@ class ForeignDesk:
         """Used at the backend beyond what our leases hold."""
         return self._correction.pinned_tokens
 
+    @property
+    def difference_tokens(self) -> int | None:
+        """Used at the backend less what our leases held, when it last said; None: it never did."""
+        return self._correction.difference_tokens
+
     def snapshot(self) -> DeskSnapshot:
         self._catch_up()
         return self._desk.snapshot()
