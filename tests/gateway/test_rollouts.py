@@ -18,7 +18,12 @@ from kvota.gateway.rollouts import RolloutBook, declared
 from kvota.gateway.routes import Route, RouteBuilder, RouteTable
 from kvota.gateway.settings import BackendEntry, GatewaySettings, ModelEntry, VersionEntry
 from kvota.gateway.store.database import Database, StoreUnusable, open_database
-from kvota.gateway.store.rollouts import ROLLOUT_TABLES, RolloutStore, SavedRollout
+from kvota.gateway.store.rollouts import (
+    ROLLOUT_TABLES,
+    RolloutStore,
+    SavedRollout,
+    StoredRollouts,
+)
 from kvota.telemetry.log import new_log
 from tests.support.fake_backend import MODEL, FakeBackend, begins, streams
 from tests.support.gateway_world import GatewayWorld, gateway_world, vllm_entry
@@ -232,7 +237,7 @@ class Broken(RolloutStore):
 
     is_away = False
 
-    def all(self) -> list[SavedRollout]:
+    def all(self) -> StoredRollouts:
         self._answer()
         return super().all()
 

@@ -479,7 +479,9 @@ async def test_what_a_backend_still_holds_after_an_abort_is_shown_and_lent_to_no
         a.gauges.kv_usage = kv_usage
         names = ('kvota_kv_blocks{backend="a",state="outside"}', "kvota_kv_ledger_difference")
         async with asyncio.timeout(PATIENCE_S):
-            while [await world.metrics(one) for one in names] != [outside, difference]:
+            while True:
+                if [await world.metrics(one) for one in names] == [outside, difference]:
+                    return
                 await asyncio.sleep(0.02)
 
     a.script = begins(3, lambda wire: wire.stall())

@@ -191,7 +191,7 @@ def test_who_leaves_stops_its_work(world: RealWorld) -> None:
             return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(page))
 
         until(lambda: running() == 0, "it to have stopped", PATIENCE_S)
-        difference = 'kvota_kv_ledger_difference_tokens{backend="b"}'
+        difference = "kvota_kv_ledger_difference_tokens"
         until(lambda: world.metric(difference) == 0, "its blocks to be free", PATIENCE_S)
 
 
