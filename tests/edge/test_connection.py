@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from kvota.edge.connection import _JoiningTransport
 from kvota.edge.exchange import Exchange
 from kvota.edge.listening import http_server
 from kvota.edge.settings import EdgeSettings
@@ -39,31 +38,6 @@ async def serving(work: Work) -> AsyncIterator[int]:
         yield taken.getsockname()[1]
         server.should_exit = True
         await asyncio.wait_for(running, PATIENCE_S)
-
-
-class Written:
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self.pieces.append(data)
-
-    def close(self) -> None:
-        self.pieces.append(b"closed")
-
-
-def test_a_head_goes_out_with_what_follows_it() -> None:
-    wire = Written()
-    joining = _JoiningTransport(wire)  # type: ignore[arg-type]
-    joining.write(b"100 continue;")
-    joining.holds_next = True
-    joining.write(b"head;")
-    joining.write(b"body;")
-    joining.write(b"more;")
-    joining.holds_next = True
-    joining.write(b"alone;")
-    joining.close()
-    assert wire.pieces == [b"100 continue;", b"head;body;", b"more;", b"alone;", b"closed"]
 
 
 async def test_a_client_that_goes_away_is_noticed_while_the_work_goes_on() -> None:

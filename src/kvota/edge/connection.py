@@ -1,38 +1,58 @@
-"""One HTTP connection, with limits that hold before any request exists.
+"""One HTTP/1.1 connection, with limits that hold before any request exists.
 
-uvicorn's protocol reads headers of any size for any time. Here a connection that sends too many
-bytes of headers, dawdles over them, or speaks something else than HTTP is answered in the same
-JSON as every other error and closed; and beyond a number of open connections new ones are refused.
-A request may ask about its connection and have it cut (`exchange.ClientConnection`).
+    bytes ─▶ llhttp ─▶ Cycle (`cycle.py`), one for each request ─▶ the application, one at a time
+                          └─▶ those sent ahead wait, and reading stops
+
+A connection that sends too many bytes of headers, dawdles over them, or speaks something else than
+HTTP is answered in the same JSON as every other error and closed; and beyond a number of open
+connections new ones are refused.
 
     nothing, or a part of the headers        closed after HEADERS_TIMEOUT_S
     a part of the body                       the application answers (`exchange.py`), or the answer
                                              was there before: then closed LINGER_S later
     the whole request, and no other          closed after KEEP_ALIVE_S (`listening.py`)
+    garbage, after requests                  those are answered, then it is closed
 
-What trickles in does not wind these clocks up again.
+What trickles in does not wind these clocks up again. There is one timer for all of them, which is
+not touched while requests follow each other: it looks at the time when it fires.
+
+uvicorn starts and stops it all: this is a protocol class of `uvicorn.Config`.
 """
 
 import asyncio
-from asyncio import TimerHandle
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from math import inf
+from typing import Any, Final
+from urllib.parse import unquote
 
+import httptools
 import msgspec
+from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
+from kvota.edge.cycle import Cycle, RawHeader
 from kvota.edge.exchange import CONNECTION
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
 LINGER_S = 5.0  # closed at once, the answer might be lost to a client that still sends
 CONNECTIONS_MAX = 4096
+_EARLY_S: Final = 0.005  # a timer may fire a little too soon
+_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+_STATUS_LINES: Final = {
+    400: b"HTTP/1.1 400 Bad Request\r\n",
+    431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
+    500: b"HTTP/1.1 500 Internal Server Error\r\n",
+    503: b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n",
+}
+_KINDS: Final = {500: "server_error", 503: "overloaded_error"}
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's httptools protocol with limits on headers, their time, and connections."""
+class BoundedConnection(asyncio.Protocol):
+    """Made by uvicorn for each client. A `cycle.Carrier`."""
 
     def __init__(
         self,
@@ -41,155 +61,360 @@ class BoundedConnection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._num_header_bytes = 0
-        self._is_reading_headers = False
-        self._headers_timer: TimerHandle | None = None
-        self._tell_lost: Callable[[], None] | None = None
-        self._is_lost = False
-        self._joining: _JoiningTransport | None = None
+        if not config.loaded:
+            config.load()
+        self._loop = _loop or asyncio.get_running_loop()
+        self._server = server_state
+        self._app_state = app_state
+        self._keep_alive_s = config.timeout_keep_alive
+        self._app, self._app_behind_proxy = _apps(config)
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # What follows a request that closes is somebody's pipelining: it is answered all the same.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._transport: asyncio.Transport | None = None
+        self.client: tuple[str, int] | None = None
+        self._own: tuple[str, int | None] | None = None
+        # the request whose head is being read
+        self._is_in_head = False
+        self._num_first = 0  # bytes of the read in which it began, whatever else is in that
+        self._num_head_bytes = 0  # of the reads after that
+        self._num_read = 0  # of this read
+        self._url = b""
+        self._headers: list[RawHeader] = []
+        self._owes_continue = self._is_forwarded = False
+        # the requests that were read
+        self._newest: Cycle | None = None  # whose body is being read, or was read last
+        self._running: Cycle | None = None
+        self._ahead: deque[tuple[Cycle, ASGIApp, Scope]] = deque()
+        self._is_deaf = False  # what comes is no HTTP, or nothing that is answered
+        # the transport
+        self._is_read_paused = False
+        self.is_write_paused = False
+        self._writable: asyncio.Event | None = None  # made by the first who waits
+        # time
+        self._is_head_due = False
+        self._closes_s = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._fires_s = inf
+
+    # --- what asyncio calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._joining = _JoiningTransport(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
+        self._transport = transport
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        self.client, self._own = get_remote_addr(transport), get_local_addr(transport)
+        if len(self._server.connections) > CONNECTIONS_MAX:
             self._refuse(503, "too_many_connections", "Too many connections are open.")
             return
-        self._start_timer(HEADERS_TIMEOUT_S)
+        self._await_head()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-        self._is_lost = True
-        if self._tell_lost is not None:
-            self._tell_lost()
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_deaf = True
+        self._parser = None  # which holds us
+        self.resume_writing()
+        if self._running is not None:
+            self._running.lose()
+        self._ahead.clear()  # nobody has begun with them
+        self._newest = self._running = None
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_deaf or self.is_closing():
             return
-        if self._headers_timer is None and not self._is_in_body():
-            self._start_timer(HEADERS_TIMEOUT_S)
-        super().data_received(data)
-        if self._is_reading_headers:
-            self._num_header_bytes += len(data)
-            self._check_headers(self._num_header_bytes)
+        was_in_head, self._num_read = self._is_in_head, len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._hear_no_more()  # answered as if it had not asked; what follows is not HTTP
+        except httptools.HttpParserError:
+            self._give_up(400, "invalid_request", "Invalid HTTP request received.")
+            return
+        if self._is_in_head and was_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > HEADERS_BYTES_MAX:
+                self._refuse_head()
+                return
+        if self._running is None and not (self._is_head_due or self._lingers()):
+            self._await_head()
+
+    def eof_received(self) -> None:
+        """Who sends no more is gone: nobody can tell the two apart."""
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+
+    # --- what the parser calls
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {CONNECTION: {"it": self}}
-        self._num_header_bytes = 0
-        self._is_reading_headers = True
+        self._is_in_head = True
+        self._num_first, self._num_head_bytes = self._num_read, 0
+        self._url = b""
+        self._headers = []
+        self._owes_continue = self._is_forwarded = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._headers.append((name, value))
+        if name in _FORWARDED:
+            self._is_forwarded = True
+        elif name == b"expect":
+            self._owes_continue |= value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
-        self._is_reading_headers = False
-        self._stop_timer()
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if self._check_headers(num_bytes):
-            super().on_headers_complete()
-            if self.cycle is not None:
-                self.cycle.transport = self._joining  # type: ignore[assignment]
+        self._is_in_head = False
+        num_bytes_max = self._num_first + self._num_head_bytes + self._num_read
+        if num_bytes_max > HEADERS_BYTES_MAX and self._is_head_too_large():
+            self._refuse_head()
+            raise httptools.HttpParserError("its head is too large")  # no more of it
+        scope, parser = self._scope(), self._parser
+        version = scope["http_version"]
+        cycle = self._newest = Cycle(
+            self, method=scope["method"], version=version,
+            keeps_alive=version != "1.0" and parser.should_keep_alive(),
+            owes_continue=self._owes_continue,
+        )  # fmt: skip
+        scope["extensions"] = {CONNECTION: {"it": cycle}}
+        app = self._app_behind_proxy if self._is_forwarded else self._app
+        if self._running is None:
+            self._start(cycle, app, scope)
+        else:
+            self._ahead.append((cycle, app, scope))
+            self.pause_reading()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        cycle = self.cycle  # with its body on the way, there can be no later one in the pipeline
-        if cycle.response_complete and cycle.more_body and not self.transport.is_closing():
-            self._start_timer(LINGER_S)
+    def on_body(self, body: bytes) -> None:
+        if self._newest is not None:
+            self._newest.take(body)
 
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP gets the same kind of answer as every other mistake."""
-        self._refuse(400, "invalid_request", msg)
+    def on_message_complete(self) -> None:
+        if self._newest is not None:
+            self._newest.end_body()
 
-    # --- exchange.ClientConnection
+    # --- requests
 
-    def cut(self) -> None:
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # an answer that stops here is not the application's bug
-        self.transport.abort()
+    def _scope(self) -> Scope:
+        raw_path, query = _split_url(self._url)
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "server": self._own,
+            "client": self.client,
+            "scheme": "http",
+            "method": self._parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self._headers,
+            "state": self._app_state.copy(),
+        }
 
-    def has_body(self) -> bool:
-        return self.cycle is not None and not self.cycle.more_body
+    def _start(self, cycle: Cycle, app: ASGIApp, scope: Scope) -> None:
+        self._running = cycle
+        self._closes_s = inf
+        self._is_head_due = False
+        task = self._loop.create_task(self._run(cycle, app, scope))
+        self._server.tasks.add(task)
 
-    def is_writable(self) -> bool:
-        return not self.flow.write_paused
+    async def _run(self, cycle: Cycle, app: ASGIApp, scope: Scope) -> None:
+        try:
+            await cycle.run(app, scope)
+        finally:
+            task = asyncio.current_task(self._loop)
+            assert task is not None
+            self._server.tasks.discard(task)
 
-    def hold_head(self) -> None:
-        assert self._joining is not None
-        self._joining.holds_next = True
-
-    def when_lost(self, tell: Callable[[], None] | None) -> None:
-        self._tell_lost = tell
-        if tell is None:
+    def answered(self, cycle: Cycle) -> None:
+        self._server.total_requests += 1
+        self._running = None
+        if self.is_closing():
             return
-        self.flow.resume_reading()  # a large body may have stopped it, and then nothing is noticed
-        if self._is_lost:
-            tell()
+        if not cycle.keeps_alive or (self._is_deaf and not self._ahead):
+            self.close()
+        elif self._ahead:
+            self._start(*self._ahead.popleft())
+        else:
+            self.resume_reading()
+            self._await_next()
+
+    def crashed(self, cycle: Cycle) -> None:
+        if cycle.is_out:
+            self.close()  # in the middle of its answer
+        else:
+            self._refuse(500, "internal_error", "Something broke inside the server.")
+
+    def shutdown(self) -> None:
+        """Asked by uvicorn: no more requests after those that are here."""
+        if self._running is None:
+            self.close()
+        else:
+            self._last().keeps_alive = False
+
+    def _last(self) -> Cycle:
+        assert self._running is not None
+        return self._ahead[-1][0] if self._ahead else self._running
 
     # --- limits
 
-    def _is_in_body(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _await_head(self) -> None:
+        self._is_head_due = True
+        self._close_after(HEADERS_TIMEOUT_S)
 
-    def _start_timer(self, seconds: float) -> None:
-        self._stop_timer()
-        self._headers_timer = self.loop.call_later(seconds, self._headers_late)
+    def _await_next(self) -> None:
+        """An answer has been given, and nobody waits."""
+        if self._lingers():
+            self._close_after(LINGER_S)
+        elif self._is_in_head:
+            self._await_head()
+        else:
+            self._close_after(self._keep_alive_s)
 
-    def _stop_timer(self) -> None:
-        if self._headers_timer is not None:
-            self._headers_timer.cancel()
-            self._headers_timer = None
+    def _lingers(self) -> bool:
+        """A body is still coming whose request was answered."""
+        newest = self._newest
+        return newest is not None and newest.is_complete and not newest.has_body
 
-    def _headers_late(self) -> None:
-        self._headers_timer = None
-        if not self._is_in_body() and not self.transport.is_closing():
-            self.transport.close()
+    def _close_after(self, seconds: float) -> None:
+        now_s = self._loop.time()
+        self._closes_s = now_s + seconds
+        if self._fires_s > self._closes_s or self._timer is None:
+            self._wind_up()
 
-    def _check_headers(self, num_bytes: int) -> bool:
-        """False, and the connection is refused, when there are too many bytes of headers."""
-        is_fine = num_bytes <= HEADERS_BYTES_MAX
-        if not is_fine:
-            self._refuse(
-                431,
-                "headers_too_large",
-                f"The request's headers are over {HEADERS_BYTES_MAX:,} bytes.",
-            )
-        return is_fine
+    def _wind_up(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_s = self._closes_s
+        self._timer = self._loop.call_at(self._fires_s, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        self._timer = None
+        if self._closes_s == inf or self.is_closing():
+            return
+        if self._closes_s - self._loop.time() < _EARLY_S:
+            self.close()
+        else:
+            self._wind_up()
+
+    def _is_head_too_large(self) -> bool:
+        num_bytes = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+        return num_bytes > HEADERS_BYTES_MAX
+
+    def _refuse_head(self) -> None:
+        message = f"The request's headers are over {HEADERS_BYTES_MAX:,} bytes."
+        self._give_up(431, "headers_too_large", message)
+
+    def _give_up(self, status: int, code: str, message: str) -> None:
+        """What has just come cannot be answered otherwise. What came before it is answered first,
+        and then, to be safe, only closed.
+        """
+        if self._is_deaf:
+            return
+        running, newest = self._running, self._newest
+        is_in_body = newest is not None and not newest.has_body
+        if running is None:
+            if is_in_body:
+                self.close()  # it has its answer
+            else:
+                self._refuse(status, code, message)
+        elif newest is not running and is_in_body:
+            self._ahead.pop()
+            self._hear_no_more()
+        elif is_in_body:
+            is_out = running.is_out
+            running.lose()
+            if is_out:
+                self.close()
+            else:
+                self._refuse(status, code, message)
+        else:
+            self._hear_no_more()
+
+    def _hear_no_more(self) -> None:
+        """Answer what is there, and close."""
+        self._is_deaf = True
+        if self._running is None:
+            self.close()
+            return
+        self._last().keeps_alive = False
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        if self.transport.is_closing():
+        if self.is_closing():
             return
-        kind = "overloaded_error" if status == 503 else "invalid_request_error"
+        kind = _KINDS.get(status, "invalid_request_error")
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
-        head = (
-            b"content-type: application/json\r\nconnection: close\r\n"
-            + (b"retry-after: 1\r\n" if status == 503 else b"")
-            + b"content-length: %d\r\n\r\n" % len(body)
-        )
-        self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.write(_STATUS_LINES[status] + head % len(body) + body)
+        self.close()
 
+    # --- the transport, as a Carrier has it
 
-class _JoiningTransport:
-    """The transport as an answer sees it: its head may wait for its body, to save a system call."""
+    @property
+    def standing_headers(self) -> list[RawHeader]:
+        return self._server.default_headers
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._held = b""
-        self.holds_next = False
-
-    def write(self, data: bytes) -> None:
-        if self.holds_next:
-            self.holds_next = False
-            self._held = data
-            return
-        if self._held:
-            data, self._held = self._held + data, b""
-        self._transport.write(data)
+    def write(self, content: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(content)
 
     def is_closing(self) -> bool:
+        assert self._transport is not None
         return self._transport.is_closing()
 
     def close(self) -> None:
-        if self._held:
-            self.write(b"")
+        """Once what was written has gone out."""
+        assert self._transport is not None
+        self._is_deaf = True
         self._transport.close()
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._is_deaf = True
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if not self._is_read_paused and not self.is_closing():
+            assert self._transport is not None
+            self._is_read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_read_paused and not self.is_closing():
+            assert self._transport is not None
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    async def drained(self) -> None:
+        """Return when the client has taken enough, or is gone."""
+        if self._writable is None:
+            self._writable = asyncio.Event()
+        while self.is_write_paused:
+            self._writable.clear()
+            await self._writable.wait()
+
+
+def _apps(config: Config) -> tuple[ASGIApp, ASGIApp]:
+    """The application, and the same for requests that a proxy has forwarded."""
+    outer: Any = config.loaded_app
+    inner: Any = outer.app if isinstance(outer, ProxyHeadersMiddleware) else outer
+    return inner, outer
+
+
+def _split_url(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query. Raises HttpParserError for what is no URL."""
+    if url.startswith(b"/") and b"?" not in url and b"#" not in url:
+        return url, b""
+    parts = httptools.parse_url(url)
+    return parts.path or b"/", parts.query or b""

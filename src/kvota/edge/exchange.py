@@ -30,23 +30,28 @@ CONNECTION: Final = "kvota.connection"
 PIECE_BYTES: Final = 64 * 1024  # an answer is handed over in pieces, so that a stall shows
 
 _JSON: Final = (b"content-type", b"application/json")
-_Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
+Opening = tuple[int, Iterable[tuple[bytes, bytes]]]  # status and headers
 
 
 class ClientConnection(Protocol):
-    """What a server of ours tells of the connection that a request came on, and does to it."""
+    """What a server of ours does for a request, past ASGI: all of it at once, or not at all."""
 
-    def cut(self) -> None:
-        """End it at once, with whatever has not been sent yet."""
+    has_body: bool  # all of the request has arrived. False: not yet, or nobody knows
 
-    def has_body(self) -> bool:
-        """All of the request has arrived. False: not yet, or nobody knows."""
+    def take_body(self) -> bytes:
+        """What has arrived of it and was not read."""
 
     def is_writable(self) -> bool:
-        """A send will not wait for the client."""
+        """An answer will not pile up here: the client takes it."""
 
-    def hold_head(self) -> None:
-        """The next write, of status and headers, is to go out together with the one after it."""
+    async def writable(self) -> None:
+        """Wait until it does, or is gone."""
+
+    def answer(self, opening: Opening, content: bytes, *, more: bool) -> None:
+        """Write a piece of the answer, after `opening` if it is the first. To nobody: no error."""
+
+    def cut(self) -> None:
+        """End the connection at once, with whatever has not been sent yet."""
 
     def when_lost(self, tell: Callable[[], None] | None) -> None:
         """Call `tell` once the client has gone; at once if it has. None: nobody asks any more."""
@@ -80,8 +85,8 @@ class Exchange:
         declared = self.request_headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
-        if self._connection is not None and self._connection.has_body():
-            return await self._read_body(limit)  # without a pause
+        if self._connection is not None and self._connection.has_body:
+            return _within(limit, self._connection.take_body())
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 return await self._read_body(limit)
@@ -174,15 +179,19 @@ class Exchange:
                 quiet_s = 0.0
             await asyncio.sleep(every_s - quiet_s)
 
-    async def _deliver(self, content: bytes, *, more: bool, opening: _Opening) -> None:
+    async def _deliver(self, content: bytes, *, more: bool, opening: Opening) -> None:
         """Pass it on in order, each piece whole; sends wait while the client does not read."""
         connection = self._connection
         if connection is not None and connection.is_writable() and not self._sending.locked():
-            await self._pass(content, more=more, opening=opening)  # without a pause
+            self._pass_at_once(connection, content, more=more, opening=opening)
             return
         try:
             async with self._sending, asyncio.timeout(self._settings.send_timeout_s):
-                await self._pass(content, more=more, opening=opening)
+                if connection is None:
+                    await self._pass(content, more=more, opening=opening)
+                else:
+                    await connection.writable()
+                    self._pass_at_once(connection, content, more=more, opening=opening)
         except TimeoutError:
             self.is_stalled = True
             self._leave()
@@ -192,18 +201,21 @@ class Exchange:
                 f"The client read nothing for {self._settings.send_timeout_s:g} s."
             ) from None
 
-    async def _pass(self, content: bytes, *, more: bool, opening: _Opening) -> None:
+    def _pass_at_once(
+        self, connection: ClientConnection, content: bytes, *, more: bool, opening: Opening
+    ) -> None:
+        if not self._is_open:
+            opening = opening[0], (*opening[1], *self.headers)
+            self._is_open = True
+        connection.answer(opening, content, more=more)
+        self._is_answered = not more
+
+    async def _pass(self, content: bytes, *, more: bool, opening: Opening) -> None:
+        """By way of a server that is not ours."""
         if not self._is_open:
             status, headers = opening
-            if self._connection is not None:
-                self._connection.hold_head()
-            await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": status,
-                    "headers": [*headers, *self.headers],
-                }
-            )
+            head = {"status": status, "headers": [*headers, *self.headers]}
+            await self._send({"type": "http.response.start", **head})
             self._is_open = True
         await self._send({"type": "http.response.body", "body": content, "more_body": more})
         self._is_answered = not more
@@ -221,6 +233,12 @@ class _Watched:
 
     async def __aexit__(self, *_: object) -> None:
         self._connection.when_lost(None)
+
+
+def _within(limit: int, body: bytes) -> bytes:
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
 
 
 def _too_large(limit: int) -> BodyTooLarge:
