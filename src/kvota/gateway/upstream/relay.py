@@ -153,6 +153,18 @@ class Relay:
             return await self._collect_whole()
         assembler = Assembler()
         self._keep = functools.partial(self._add_to, assembler)
+        try:
+            await self._collect(assembler)
+        finally:
+            self._keep = self._ready.append  # or the two would hold each other, and all around them
+        try:
+            body = assembler.body(self._passage.usage())
+        except msgspec.MsgspecError as error:
+            raise self._malformed(f"sent chunks that are no answer ({error})") from None
+        await self._linger()
+        return body
+
+    async def _collect(self, assembler: Assembler) -> None:
         await self.begin()
         while True:
             if assembler.num_bytes > self._reply.settings.body_bytes_max:
@@ -160,12 +172,6 @@ class Relay:
             if self._is_over:
                 break
             await self._more()
-        try:
-            body = assembler.body(self._passage.usage())
-        except msgspec.MsgspecError as error:
-            raise self._malformed(f"sent chunks that are no answer ({error})") from None
-        await self._linger()
-        return body
 
     # --- reading
 
