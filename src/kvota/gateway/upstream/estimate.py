@@ -13,13 +13,11 @@ Measured against the vocabularies of Llama 3, Qwen, GPT-4 (cl100k) and Mistral (
 - other languages and JSON, SQL, URLs: 0.78 to 1.5 times the largest of the four counts;
 - random strings (base64) and rare Chinese characters may count half of what they are.
 
-It costs a few microseconds for a kilobyte.
+It costs about a microsecond for a kilobyte.
 """
 
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Final
-
-import numpy as np
 
 _ASCII: Final = bytes(range(128))
 _BREAKS: Final = b"\t\n\r\v\f"
@@ -38,14 +36,17 @@ _CLASSES: Final = (
     (bytes(range(0xF0, 0x100)), 3.5),  # first of four: emoji, rare characters
     (bytes(range(0x80, 0xC0)), 0.0),  # all that follow
 )
-_WEIGHTS: Final = np.array(
-    [next(weight for kind, weight in _CLASSES if byte in kind) for byte in range(256)]
-)
 
 
 def estimated_tokens(text: bytes) -> int:
     """Of UTF-8. At least 1 for any text, 0 for none."""
     if not text:
         return 0
-    counts = np.bincount(np.frombuffer(text, dtype=np.uint8), minlength=256)
-    return max(1, round(float(counts @ _WEIGHTS)))
+    tokens, left = 0.0, text
+    for kind, weight in _CLASSES:
+        others = left.translate(None, kind)
+        tokens += weight * (len(left) - len(others))
+        if not others:
+            break
+        left = others
+    return max(1, round(tokens))
