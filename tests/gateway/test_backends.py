@@ -1,12 +1,18 @@
 """A backend's probes, and what its breaker makes of them, under a clock that the test moves."""
 
+import io
 from random import Random
 
-from kvota.core.clock import ManualClock
-from kvota.gateway.backends import Backend, new_backend, upstream_settings
+import pytest
+
+from kvota.core.clock import ManualClock, SystemClock
+from kvota.gateway.backends import Backend, Registry, new_backend, upstream_settings
 from kvota.gateway.policy.breaker import State
+from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.connection import Upstream
-from tests.support.fake_backend import FakeBackend
+from kvota.gateway.upstream.kinds import BackendKind
+from kvota.telemetry.log import new_log
+from tests.support.fake_backend import FakeBackend, never_answers
 from tests.support.gateway_world import vllm_entry
 
 
@@ -53,3 +59,22 @@ async def test_a_good_health_page_alone_does_not_shorten_the_open_time() -> None
             await backend.look()
         assert backend.breaker.retry_after_s(clock.now()) == left_s
         await backend.close()
+
+
+async def test_who_takes_long_to_say_how_it_is_keeps_nobody_from_being_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvota.gateway.backends.LOOK_AT_ALL_S", 0.1)
+    log = io.StringIO()
+    registry = Registry(SystemClock(), Random(1), new_log(log))
+    async with FakeBackend() as slow, FakeBackend() as other:
+        slow.overrides["/health"] = never_answers
+        patient = BackendEntry(name="slow", url=slow.url, kind=BackendKind.SGLANG)
+        registry.adopt(registry.build([patient, vllm_entry("other", other)], environment={}))
+        for _ in range(3):
+            await registry.probe_all()
+        asked = [one.path for one in slow.received]
+        assert asked.count("/health") == 1
+        assert [one.path for one in other.received].count("/health") == 3
+        assert registry["slow"].state.is_healthy, "a long prompt may be at work"
+        await registry.close()

@@ -41,6 +41,7 @@ GUESSED_SHARE: Final = 64
 # Of texts that a foreign backend embeds at once; more waits here, where tenants have their turns.
 EMBEDDING_TOKENS_UNDER_WAY: Final = 131_072
 COUNTS_OLD_S: Final = 0.02
+LOOK_AT_ALL_S: Final = 5.0  # an ordinary backend answers its pages, or fails to, within that
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
 
 
@@ -184,6 +185,7 @@ class Registry:
         self._log = log
         self._backends: dict[str, Backend] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._looking: dict[Backend, asyncio.Task[None]] = {}
         self.desk_metrics = DeskMetrics()
 
     def __getitem__(self, name: str) -> Backend:
@@ -220,20 +222,32 @@ class Registry:
         self._backends = {**kept, **built}
 
     async def probe_all(self) -> None:
-        """Look at every backend once. Never raises."""
-        before = {one.name: one.state.is_healthy for one in self.all()}
-        await asyncio.gather(
-            *(one.look() for one in self.all() if one.supervised is None or one.supervised.is_up)
-        )
+        """Look at every backend once. Never raises.
+
+        Who takes long to say how it is is not waited for, and not asked again meanwhile.
+        """
         for one in self.all():
-            if one.state.is_healthy != before.get(one.name, True):
-                say = self._log.info if one.state.is_healthy else self._log.warning
-                say("backend", backend=one.name, healthy=one.state.is_healthy, why=one.state.why)
+            is_up = one.supervised is None or one.supervised.is_up
+            if is_up and one not in self._looking:
+                self._looking[one] = asyncio.create_task(self._look(one))
+        if self._looking:
+            await asyncio.wait(self._looking.values(), timeout=LOOK_AT_ALL_S)
+
+    async def _look(self, one: Backend) -> None:
+        was_healthy = one.state.is_healthy
+        try:
+            await one.look()
+        finally:
+            del self._looking[one]
+        if one.state.is_healthy != was_healthy:
+            say = self._log.info if one.state.is_healthy else self._log.warning
+            say("backend", backend=one.name, healthy=one.state.is_healthy, why=one.state.why)
 
     async def close(self) -> None:
-        for task in self._leaving:
+        tasks = [*self._leaving, *self._looking.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for backend in self.all():
             await backend.close()
 

@@ -43,6 +43,7 @@ def test_every_failure_has_a_rule() -> None:
         (404, False, Failure.NOT_OFFERED),
         (405, False, Failure.NOT_OFFERED),
         (408, False, Failure.ERROR),
+        (424, False, Failure.ERROR),
         (413, False, Failure.CLIENT_ERROR),
         (422, False, Failure.CLIENT_ERROR),
         (429, False, Failure.BUSY),

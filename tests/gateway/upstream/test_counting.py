@@ -206,6 +206,27 @@ async def test_llamacpp_fills_the_template_first(backend: FakeBackend, upstream:
     assert (await counter.count(body(prompt="one two three"))).tokens == 3
 
 
+async def test_tgi_counts_chats_with_their_template(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    tokens = [{"id": number, "text": "x", "start": 0, "stop": 1} for number in range(7)]
+    seen: list[Any] = []
+
+    async def texts(asked: fake.Received, wire: fake.Wire) -> None:
+        seen.append(asked.json)
+        await wire.json(tokens[:3])
+
+    async def chats(asked: fake.Received, wire: fake.Wire) -> None:
+        seen.append(asked.json)
+        await wire.json({"tokenize_response": tokens, "templated_text": "<s>"})
+
+    backend.overrides.update({"/tokenize": texts, "/chat_tokenize": chats})
+    counter = BackendCounter(upstream, TokenizeForm.TGI, model="real")
+    assert await counter.count(body(messages=[user("one")])) == PromptCount(7, is_exact=True)
+    assert await counter.count(body(prompt=["a b c", "d"])) == PromptCount(6, is_exact=True)
+    assert seen == [{"messages": [user("one")]}, {"inputs": "a b c"}, {"inputs": "d"}]
+
+
 @pytest.mark.parametrize("form", list(TokenizeForm))
 @pytest.mark.parametrize(
     "script",
@@ -215,7 +236,8 @@ async def test_llamacpp_fills_the_template_first(backend: FakeBackend, upstream:
 async def test_a_backend_that_cannot_count_is_replaced_by_a_guess(
     backend: FakeBackend, upstream: Upstream, form: TokenizeForm, script: fake.Script
 ) -> None:
-    backend.overrides.update({"/tokenize": script, "/apply-template": script})
+    paths = ("/tokenize", "/apply-template", "/chat_tokenize")
+    backend.overrides.update(dict.fromkeys(paths, script))
     counter = BackendCounter(upstream, form, model="real", timeout_s=0.2)
     asked = body(messages=[user("one two three")])
     assert await counter.count(asked) == PromptCount(estimate(asked), is_exact=False)

@@ -112,6 +112,34 @@ sglang:num_queue_reqs{model_name="m",tp_rank="0"} 4.0
     assert (state.running, state.waiting) == (8, 4)
 
 
+async def test_sglang_with_data_parallel_ranks_and_several_kinds_of_layers(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    ranks = [f'{{model_name="m",dp_rank="{dp}",tp_rank="{tp}"}}' for dp in (0, 1) for tp in (0, 1)]
+    text = "".join(
+        f"sglang:{name}{rank} {value}\n"
+        for rank in ranks
+        for name, value in {
+            "max_total_num_tokens": 10_000, "page_size": 64, "kv_used_tokens": 1280,
+            "token_usage": 0.9, "full_token_usage": 0.128, "num_running_reqs": 8,
+            "num_queue_reqs": 4,
+        }.items()
+    )  # fmt: skip
+    for page_of in (text, text.replace("kv_used_tokens", "something_else")):
+        state = await probed(backend, upstream, BackendKind.SGLANG, {"/metrics": page(page_of)})
+        assert (state.capacity_tokens, state.used_tokens, state.block_size) == (20_000, 2560, 64)
+        assert (state.running, state.waiting) == (16, 8)
+
+
+async def test_ollama_says_how_long_the_context_of_what_it_has_loaded_is(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    models = [{"name": "a", "context_length": 8192}, {"name": "b", "context_length": 4096}]
+    pages = {"/api/version": answer({"version": "0.33"}), "/api/ps": answer({"models": models})}
+    state = await probed(backend, upstream, BackendKind.OLLAMA, pages)
+    assert state.max_model_len == 4096
+
+
 async def test_llamacpp(backend: FakeBackend, upstream: Upstream) -> None:
     props = {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 4}
     text = "llamacpp:requests_processing 3\nllamacpp:requests_deferred 7\n"
@@ -130,6 +158,13 @@ async def test_tgi(backend: FakeBackend, upstream: Upstream) -> None:
     assert (state.running, state.waiting) == (2, 1)
 
 
+async def test_tgi_as_it_is_since_3_3_7(backend: FakeBackend, upstream: Upstream) -> None:
+    text = "tgi_batch_max_total_tokens 60000\ntgi_batch_current_max_tokens 1000\n"
+    pages = {"/info": answer({"max_total_tokens": 8192}), "/metrics": page(text)}
+    state = await probed(backend, upstream, BackendKind.TGI, pages)
+    assert (state.capacity_tokens, state.used_tokens, state.max_model_len) == (60_000, 1000, 8192)
+
+
 @pytest.mark.parametrize("kind", [BackendKind.OLLAMA, BackendKind.OPENAI])
 async def test_who_says_nothing_is_healthy_all_the_same(
     backend: FakeBackend, upstream: Upstream, kind: BackendKind
@@ -145,7 +180,14 @@ async def test_pages_full_of_nonsense_are_no_news(
 ) -> None:
     nonsense = {
         path: answer([1, {"data": 5}])
-        for path in ("/props", "/info", "/v1/models", "/metrics", TRAITS[kind].health_path)
+        for path in (
+            "/props",
+            "/info",
+            "/v1/models",
+            "/metrics",
+            "/api/ps",
+            TRAITS[kind].health_path,
+        )
     }
     state = await probed(backend, upstream, kind, nonsense)
     assert state.capacity_tokens is None

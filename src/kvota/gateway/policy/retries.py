@@ -84,6 +84,7 @@ RULES: Final[Mapping[Failure, Rule]] = MappingProxyType(
         Failure.CUT: Rule(False, Blame.FAILED),
     }
 )
+_FAILED: Final = frozenset({408, 424})  # 424: what TGI says of a generation that failed
 _MISCONFIGURED: Final = frozenset({401, 402, 403, 407})
 _NOT_OFFERED: Final = frozenset({404, 405})
 
@@ -94,7 +95,7 @@ def failure_of_status(status: int, *, has_retry_after: bool = False) -> Failure 
         return None
     if status == 429 or (status == 503 and has_retry_after):
         return Failure.BUSY
-    if status >= 500 or status == 408:
+    if status >= 500 or status in _FAILED:
         return Failure.ERROR
     if status in _NOT_OFFERED:
         return Failure.NOT_OFFERED

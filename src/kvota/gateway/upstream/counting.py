@@ -91,7 +91,11 @@ class BackendCounter:
         timeout_s: float = COUNT_TIMEOUT_S,
     ) -> None:  # fmt: skip
         self._upstream = upstream
-        self._ask = {TokenizeForm.VLLM: self._vllm, TokenizeForm.LLAMACPP: self._llamacpp}[form]
+        self._ask = {
+            TokenizeForm.VLLM: self._vllm,
+            TokenizeForm.LLAMACPP: self._llamacpp,
+            TokenizeForm.TGI: self._tgi,
+        }[form]
         self._model = model
         self._timeout_s = timeout_s
 
@@ -129,6 +133,17 @@ class BackendCounter:
         question = {"content": text, "add_special": True, "parse_special": True}
         return len((await self._post("/tokenize", question, _LlamacppTokens)).tokens)
 
+    async def _tgi(self, fields: _Fields) -> int:
+        if "messages" in fields:
+            return len((await self._post("/chat_tokenize", _chat(fields), _TgiChat)).tokens)
+        total = 0
+        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
+            if isinstance(prompt, str):
+                total += len(await self._post("/tokenize", {"inputs": prompt}, list[msgspec.Raw]))
+            else:
+                total += len(prompt)
+        return total
+
     async def _post(self, path: str, question: Mapping[str, Any], kind: type[T]) -> T:
         body = msgspec.json.encode(question)
         answer = await self._upstream.fetch(path, body=body, timeout_s=self._timeout_s)
@@ -145,6 +160,10 @@ class _LlamacppPrompt(msgspec.Struct):
 
 class _LlamacppTokens(msgspec.Struct):
     tokens: list[msgspec.Raw]
+
+
+class _TgiChat(msgspec.Struct):
+    tokens: list[msgspec.Raw] = msgspec.field(name="tokenize_response")
 
 
 def _chat(fields: _Fields) -> dict[str, Any]:

@@ -5,12 +5,13 @@
     vLLM       /health        cache_config_info:            kv_cache_usage_perc (before 0.10:
                               num_gpu_blocks × block_size   gpu_cache_usage_perc),
                                                             num_requests_running, …_waiting
-    SGLang     /health        max_total_num_tokens          token_usage, num_running_reqs,
+    SGLang     /health        max_total_num_tokens,         kv_used_tokens (older:
+                              page_size                     token_usage), num_running_reqs,
                                                             num_queue_reqs (--enable-metrics)
     llama.cpp  /health        /props: total_slots × n_ctx   requests_processing, …_deferred
                                                             (--metrics)
-    TGI        /health        /info: max_batch_total_tokens batch_current_max_tokens,
-                                                            batch_current_size, queue_size
+    TGI        /health        batch_max_total_tokens        batch_current_max_tokens,
+                              (older: on /info)             batch_current_size, queue_size
     Ollama     /api/version   (settings)                    (nothing)
     others     /v1/models     (settings)                    (nothing)
 
@@ -33,7 +34,7 @@ from kvota.gateway.upstream.failures import AttemptFailed
 from kvota.gateway.upstream.kinds import TRAITS, BackendKind
 from kvota.gateway.upstream.metrics_page import PAGE_BYTES_MAX, Samples, read_samples, total
 
-PROBE_TIMEOUT_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 2.0  # of every page but the one for health, which `kinds.py` knows
 _ANSWER_BYTES_MAX: Final = 2**20
 
 _CONFIG: Final = "vllm:cache_config_info"
@@ -46,6 +47,9 @@ _VLLM: Final = (
 )
 _SGLANG: Final = (
     "sglang:max_total_num_tokens",
+    "sglang:page_size",
+    "sglang:kv_used_tokens",
+    "sglang:full_token_usage",
     "sglang:token_usage",
     "sglang:num_running_reqs",
     "sglang:num_queue_reqs",
@@ -55,7 +59,12 @@ _LLAMACPP: Final = (
     "llamacpp:requests_deferred",
     "llamacpp:kv_cache_tokens",
 )
-_TGI: Final = ("tgi_batch_current_max_tokens", "tgi_batch_current_size", "tgi_queue_size")
+_TGI: Final = (
+    "tgi_batch_max_total_tokens",
+    "tgi_batch_current_max_tokens",
+    "tgi_batch_current_size",
+    "tgi_queue_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +100,25 @@ class Prober:
 
     def __init__(
         self, upstream: Upstream, kind: BackendKind, clock: Clock,
-        *, timeout_s: float = PROBE_TIMEOUT_S,
+        *, timeout_s: float | None = None,
     ) -> None:  # fmt: skip
+        """`timeout_s` of every page; None: what suits the kind."""
         self._upstream = upstream
         self._kind = kind
         self._clock = clock
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s or PROBE_TIMEOUT_S
+        self._health_timeout_s = timeout_s or TRAITS[kind].health_timeout_s
         self._facts: BackendState | None = None  # models, limits: since it came up
 
     async def probe(self) -> BackendState:
         """Never raises: a backend that cannot be asked is not healthy."""
         began_s = self._clock.now()
         try:
-            await self._ask(TRAITS[self._kind].health_path)
+            await self._upstream.fetch(
+                TRAITS[self._kind].health_path,
+                timeout_s=self._health_timeout_s,
+                bytes_max=_ANSWER_BYTES_MAX,
+            )
         except KvotaError as error:
             self._facts = None
             return BackendState(is_healthy=False, why=error.message, probed_s=self._clock.now())
@@ -144,7 +159,9 @@ class Prober:
             case BackendKind.LLAMACPP:
                 return replace(state, **_of_llamacpp(await self._metrics(_LLAMACPP)))
             case BackendKind.TGI:
-                return replace(state, **_of_tgi(await self._metrics(_TGI)))
+                return replace(state, **_of_tgi(await self._metrics(_TGI), state.capacity_tokens))
+            case BackendKind.OLLAMA:
+                return replace(state, max_model_len=_loaded(await self._json("/api/ps")))
             case _:
                 return state
 
@@ -201,14 +218,23 @@ def _of_vllm(samples: Samples) -> dict[str, Any]:
 
 
 def _of_sglang(samples: Samples) -> dict[str, Any]:
-    """Ranks of one engine report the same numbers: the largest counts."""
-    capacity = max((one.value for one in samples.get("sglang:max_total_num_tokens", ())), default=0)
-    usage = max((one.value for one in samples.get("sglang:token_usage", ())), default=None)
+    """Data-parallel ranks have a pool each, and are summed. `token_usage` is that of its fullest
+    pool, where a model has several kinds of layers: not what is asked.
+    """
+    capacity = _by_rank(samples, "sglang:max_total_num_tokens")
+    used = _by_rank(samples, "sglang:kv_used_tokens")
+    if not used:
+        shares = _by_rank(samples, "sglang:full_token_usage") or _by_rank(
+            samples, "sglang:token_usage"
+        )
+        used = {rank: share * capacity.get(rank, 0.0) for rank, share in shares.items()}
+    page_sizes = _by_rank(samples, "sglang:page_size").values()
     return {
-        "capacity_tokens": _count(capacity) or None,
-        "used_tokens": None if usage is None or not capacity else round(usage * capacity),
-        "running": _count(_largest(samples, "sglang:num_running_reqs")),
-        "waiting": _count(_largest(samples, "sglang:num_queue_reqs")),
+        "capacity_tokens": round(sum(capacity.values())) or None,
+        "block_size": _count(max(page_sizes, default=None)),
+        "used_tokens": round(sum(used.values())) if used and any(capacity.values()) else None,
+        "running": _count(_sum_of(_by_rank(samples, "sglang:num_running_reqs"))),
+        "waiting": _count(_sum_of(_by_rank(samples, "sglang:num_queue_reqs"))),
     }
 
 
@@ -220,8 +246,9 @@ def _of_llamacpp(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _of_tgi(samples: Samples) -> dict[str, Any]:
+def _of_tgi(samples: Samples, capacity_tokens: int | None) -> dict[str, Any]:
     return {
+        "capacity_tokens": _count(total(samples, "tgi_batch_max_total_tokens")) or capacity_tokens,
         "used_tokens": _count(total(samples, "tgi_batch_current_max_tokens")),
         "running": _count(total(samples, "tgi_batch_current_size")),
         "waiting": _count(total(samples, "tgi_queue_size")),
@@ -236,8 +263,25 @@ def _slots(props: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_slots": slots, "max_model_len": length, "capacity_tokens": capacity}
 
 
-def _largest(samples: Samples, name: str) -> float | None:
-    return max((one.value for one in samples.get(name, ())), default=None)
+def _loaded(processes: Mapping[str, Any]) -> int | None:
+    """The shortest context of what Ollama has in memory; longer prompts it cuts in silence."""
+    given = processes.get("models")
+    listed = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    lengths = [length for one in listed if (length := _count(one.get("context_length")))]
+    return min(lengths, default=None)
+
+
+def _by_rank(samples: Samples, name: str) -> dict[str, float]:
+    """By data-parallel rank. What its tensor-parallel ranks repeat counts once, the largest."""
+    found: dict[str, float] = {}
+    for one in samples.get(name, ()):
+        rank = one.labels.get("dp_rank", "")
+        found[rank] = max(found.get(rank, 0.0), one.value)
+    return found
+
+
+def _sum_of(by_rank: Mapping[str, float]) -> float | None:
+    return sum(by_rank.values()) if by_rank else None
 
 
 def _count(value: Any) -> int | None:
