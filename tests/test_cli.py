@@ -8,7 +8,7 @@ import pytest
 
 from kvota import __version__, cli
 from kvota.cli_errors import EXIT_FAILED
-from kvota.model.catalog import DEFAULT_MODEL
+from kvota.model.catalog import DEFAULT_MODEL, KNOWN_MODELS
 from kvota.telemetry.steps import StepRecord, StepTerms, write_record
 
 
@@ -42,6 +42,27 @@ def test_models_lists_what_is_known_and_what_is_cached(
     assert code == 0
     assert DEFAULT_MODEL in out
     assert "not fetched" in out
+
+
+def test_models_shows_where_a_cached_model_is_to_the_last_letter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    known, cache = KNOWN_MODELS[DEFAULT_MODEL], tmp_path / ("long" * 25)
+    file = known.path(cache)
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as sparse:
+        sparse.truncate(known.source.size_bytes)
+    code, out, _ = run(["models", "--cache-dir", str(cache)], monkeypatch, capsys)
+    assert code == 0
+    assert str(file) in out
+
+
+def test_help_begins_with_what_serves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(["--help"], monkeypatch, capsys)
+    assert code == 0
+    assert out.index(" serve ") < min(out.index(f" {name} ") for name in ("plan", "simulate"))
 
 
 def test_removing_a_model_that_is_not_cached_says_so(

@@ -30,6 +30,7 @@ from kvota.core.errors import KvotaError
 from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
 from kvota.sizing.memory import size
 from kvota.tools.chat import Conversation, connect, converse
+from kvota.tools.report.terminal import print_table
 from kvota.tools.server import ServerUnusable
 
 app = typer.Typer(
@@ -40,14 +41,7 @@ app = typer.Typer(
 )
 models = typer.Typer()
 app.add_typer(models, name="models")
-cli_sim.register(app)
-cli_keys.register(app)
-cli_gateway.register(app)
-cli_tools_evaluate.register(app)
-cli_tools_doctor.register(app)
-cli_tools_plan.register(app)
-cli_tools_bench.register(app)
-cli_tools_replay.register(app)
+cli_gateway.register(app)  # before all others: help lists commands in this order
 
 
 def main() -> None:
@@ -146,13 +140,13 @@ def list_models(
     cached = {model.name: model for model in cached_models(directory)}
     table = Table(box=None)
     for title in ("name", "size", "licence", "where"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for name, known in sorted(KNOWN_MODELS.items()):
         there = cached.get(name)
         where = str(there.path) if there else "not fetched; `kvota serve` fetches it"
         num_bytes = there.size_bytes if there else known.size_bytes
         table.add_row(name, size(num_bytes), known.licence, where)
-    Console(highlight=False, soft_wrap=True).print(table)
+    print_table(table, Console(highlight=False))
 
 
 @models.command("remove")
@@ -163,6 +157,15 @@ def remove_model(
     """Delete a fetched model from the cache."""
     was_there = remove(name, _cache_dir(cache_dir))
     typer.echo(f"Removed {name}." if was_there else f"{name} was not in the cache.")
+
+
+cli_keys.register(app)
+cli_tools_plan.register(app)
+cli_tools_bench.register(app)
+cli_tools_replay.register(app)
+cli_tools_evaluate.register(app)
+cli_tools_doctor.register(app)
+cli_sim.register(app)
 
 
 def _cache_dir(chosen: str | Path | None) -> Path:

@@ -130,7 +130,7 @@ def test_a_port_in_use_or_a_missing_model_ends_the_start(
         (str(tmp_path / "nothing"), "--port", "0"),
         ("smollm2-135m-instruct", "--port", str(_port(process))),
     ):
-        command = [sys.executable, "-c", "from kvota.cli import main; main()", "serve", *arguments]
+        command = [sys.executable, "-m", "kvota", "serve", *arguments]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 2
         assert "cannot start" in ended.stderr

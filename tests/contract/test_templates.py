@@ -85,9 +85,8 @@ def test_a_template_that_does_not_compile_ends_the_start(tmp_path: Path) -> None
     config = folder / "tokenizer_config.json"
     broken = {**json.loads(config.read_text()), "chat_template": "{% for m in %}"}
     config.write_text(json.dumps(broken))
-    command = [sys.executable, "-c", "from kvota.cli import main; main()"]
     ended = subprocess.run(
-        [*command, "serve", str(folder), "--port", "0"],
+        [sys.executable, "-m", "kvota", "serve", str(folder), "--port", "0"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 2

@@ -20,7 +20,7 @@ from tests.support.tiny_models import tiny_architecture, write_safetensors
 START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
-_COMMAND = (sys.executable, "-c", "from kvota.cli import main; main()", "serve")
+_COMMAND = (sys.executable, "-m", "kvota", "serve")
 
 
 class ServeProcess(Client):
