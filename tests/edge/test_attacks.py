@@ -254,6 +254,25 @@ async def test_a_header_of_ours_with_a_line_break_goes_nowhere() -> None:
     assert b"cookie" not in answer
 
 
+async def test_who_stands_between_sees_all_that_is_said() -> None:
+    async def between(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-between", b"1")]}
+            await send(message)
+
+        async def receive_less() -> Message:
+            message = await receive()
+            return {**message, "body": message["body"][:2]}
+
+        await echo(scope, receive_less, send_more)
+
+    async with serving(between) as port:
+        answer = await say(port, LENGTH + GET)
+    assert seen(answer) == [b"POST /a ab", b"GET /next "]
+    assert answer.count(b"x-between: 1\r\n") == 2
+
+
 @pytest.mark.parametrize("content", [b"too long", b"s"])
 async def test_an_answer_that_is_not_as_long_as_it_says_ends_its_connection(content: bytes) -> None:
     async def wrong(scope: Scope, receive: Receive, send: Send) -> None:

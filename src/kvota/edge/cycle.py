@@ -11,11 +11,11 @@ a line break in a header or more bytes than were stated, is our own bug: it rais
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -151,11 +151,11 @@ class Cycle:
 
     # --- the answer
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         if self._carrier.is_write_paused and not self.is_lost:
             await self._carrier.drained()
-        if self.is_lost or self._is_direct:  # answered past it: a page about our crash, say
-            return
+        if self.is_lost or self._is_direct:
+            return  # answered past whoever says this: it is a page about our crash
         kind = message["type"]
         if kind != ("http.response.body" if self.has_head else "http.response.start"):
             raise RuntimeError(f"unexpected ASGI message {kind!r}")

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvota.core.errors import BodyTooLarge, ClientClosed, InvalidRequest, UnsupportedMediaType
 from kvota.edge.problems import RawHeaders
@@ -37,6 +37,12 @@ class ClientConnection(Protocol):
     """What a server of ours does for a request, past ASGI: all of it at once, or not at all."""
 
     has_body: bool  # all of the request has arrived. False: not yet, or nobody knows
+
+    async def receive(self) -> Message:
+        """ASGI's. Where another stands in its place, `take_body` would go past that."""
+
+    async def send(self, message: Message) -> None:
+        """ASGI's. Where another stands in its place, `answer` would go past that."""
 
     def take_body(self) -> bytes:
         """What has arrived of it and was not read."""
@@ -64,7 +70,10 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
-        self._connection = _connection_of(scope)
+        connection = self._connection = _connection_of(scope)
+        # Nobody between us and the server wants to see what is said: CORS does, for one.
+        self._hears_all = connection is not None and receive == connection.receive
+        self._says_all = connection is not None and send == connection.send
         self._sending = asyncio.Lock()
         self._last_write_s = asyncio.get_running_loop().time()
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -86,7 +95,9 @@ class Exchange:
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
         if self._connection is not None and self._connection.has_body:
-            return _within(limit, self._connection.take_body())
+            if self._hears_all:
+                return _within(limit, self._connection.take_body())
+            return await self._read_body(limit)  # without a pause
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 return await self._read_body(limit)
@@ -183,15 +194,13 @@ class Exchange:
         """Pass it on in order, each piece whole; sends wait while the client does not read."""
         connection = self._connection
         if connection is not None and connection.is_writable() and not self._sending.locked():
-            self._pass_at_once(connection, content, more=more, opening=opening)
+            await self._pass(content, more=more, opening=opening)  # without a pause
             return
         try:
             async with self._sending, asyncio.timeout(self._settings.send_timeout_s):
-                if connection is None:
-                    await self._pass(content, more=more, opening=opening)
-                else:
+                if connection is not None:
                     await connection.writable()
-                    self._pass_at_once(connection, content, more=more, opening=opening)
+                await self._pass(content, more=more, opening=opening)
         except TimeoutError:
             self.is_stalled = True
             self._leave()
@@ -201,23 +210,18 @@ class Exchange:
                 f"The client read nothing for {self._settings.send_timeout_s:g} s."
             ) from None
 
-    def _pass_at_once(
-        self, connection: ClientConnection, content: bytes, *, more: bool, opening: Opening
-    ) -> None:
+    async def _pass(self, content: bytes, *, more: bool, opening: Opening) -> None:
         if not self._is_open:
             opening = opening[0], (*opening[1], *self.headers)
-            self._is_open = True
-        connection.answer(opening, content, more=more)
-        self._is_answered = not more
-
-    async def _pass(self, content: bytes, *, more: bool, opening: Opening) -> None:
-        """By way of a server that is not ours."""
-        if not self._is_open:
-            status, headers = opening
-            head = {"status": status, "headers": [*headers, *self.headers]}
-            await self._send({"type": "http.response.start", **head})
-            self._is_open = True
-        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        if self._says_all:
+            assert self._connection is not None
+            self._connection.answer(opening, content, more=more)
+        else:
+            if not self._is_open:
+                head = {"status": opening[0], "headers": list(opening[1])}
+                await self._send({"type": "http.response.start", **head})
+            await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        self._is_open = True
         self._is_answered = not more
 
 
