@@ -15,8 +15,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvota.core.clock import Clock
 from kvota.core.errors import InvalidRequest, Limit, RateLimited
@@ -36,11 +35,12 @@ RETRY_STORE_S: Final = 5.0
 RENEW_EVERY_S: Final = 10.0  # a third of a place's lease
 
 Headers = list[tuple[bytes, bytes]]
+_Left = tuple[int | None, int | None]  # a limit, and what remains of it
+_UNLIMITED: Final[_Left] = (None, None)
 _Correction = Callable[[int, int], Awaitable[None]]  # tokens and requests, more or fewer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(NamedTuple):
     """Where a caller stands with its limits: the tighter of its scopes. None: no such limit."""
 
     limit_requests: int | None = None
@@ -52,15 +52,19 @@ class Standing:
     def headers(self) -> Headers:
         """OpenAI's names for it."""
         fields: Headers = []
-        for kind, limit, remaining in (
-            (b"requests", self.limit_requests, self.remaining_requests),
-            (b"tokens", self.limit_tokens, self.remaining_tokens),
-        ):
-            if limit is not None and remaining is not None:
-                fields.append((b"x-ratelimit-limit-" + kind, b"%d" % limit))
-                fields.append((b"x-ratelimit-remaining-" + kind, b"%d" % remaining))
-                reset = b"%ds" % math.ceil(self.reset_s)
-                fields.append((b"x-ratelimit-reset-" + kind, reset))
+        reset = b"%ds" % math.ceil(self.reset_s)
+        if self.limit_requests is not None:
+            fields += (
+                (b"x-ratelimit-limit-requests", b"%d" % self.limit_requests),
+                (b"x-ratelimit-remaining-requests", b"%d" % (self.remaining_requests or 0)),
+                (b"x-ratelimit-reset-requests", reset),
+            )
+        if self.limit_tokens is not None:
+            fields += (
+                (b"x-ratelimit-limit-tokens", b"%d" % self.limit_tokens),
+                (b"x-ratelimit-remaining-tokens", b"%d" % (self.remaining_tokens or 0)),
+                (b"x-ratelimit-reset-tokens", reset),
+            )
         return fields
 
 
@@ -272,22 +276,19 @@ def _where(scope: Scope) -> str:
 
 
 def _standing(scopes: Sequence[Scope], used: Sequence[Used]) -> Standing:
-    both = list(zip(scopes, used, strict=True))
-    requests = _tightest([(s.limits.requests_per_minute, u.requests) for s, u in both])
-    tokens = _tightest([(s.limits.tokens_per_minute, u.tokens) for s, u in both])
-    return Standing(
-        limit_requests=requests[0],
-        remaining_requests=requests[1],
-        limit_tokens=tokens[0],
-        remaining_tokens=tokens[1],
-        reset_s=max((u.reset_s for u in used), default=0.0),
-    )
+    requests = tokens = _UNLIMITED
+    reset_s = 0.0
+    for scope, one in zip(scopes, used, strict=True):
+        requests = _tighter(requests, scope.limits.requests_per_minute, one.requests)
+        tokens = _tighter(tokens, scope.limits.tokens_per_minute, one.tokens)
+        reset_s = max(reset_s, one.reset_s)
+    return Standing(*requests, *tokens, reset_s)
 
 
-def _tightest(limits: Sequence[tuple[int | None, int]]) -> tuple[int | None, int | None]:
+def _tighter(known: _Left, limit: int | None, used: int) -> _Left:
     """Limit and what remains of it, of the one with the least remaining."""
-    left = [(max(0, limit - used), limit) for limit, used in limits if limit is not None]
-    if not left:
-        return None, None
-    remaining, limit = min(left)
-    return limit, remaining
+    if limit is None:
+        return known
+    remaining = max(0, limit - used)
+    is_tighter = known[1] is None or (remaining, limit) < (known[1], known[0])
+    return (limit, remaining) if is_tighter else known

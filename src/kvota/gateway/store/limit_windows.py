@@ -102,9 +102,10 @@ class Window:
 
     def advance(self, now: float) -> None:
         """Forget what is no longer in the window."""
+        ended = now - self._window_s - 1  # the latest second that has left it
         while self._by_second:
             oldest = next(iter(self._by_second))
-            if self._end_of(oldest) > now:
+            if oldest > ended:
                 return
             self.total -= self._by_second.pop(oldest)
 
@@ -149,12 +150,12 @@ class _ScopeState:
     def lacks(self, limits: KeyLimits, tokens: int, now: float) -> list[tuple[float, Limit]]:
         """Which limits have no room, each with the time when it will."""
         lacking: list[tuple[float, Limit]] = []
-        for window, limit, cost, kind in (
-            (self.requests, limits.requests_per_minute, 1, Limit.REQUESTS),
-            (self.tokens, limits.tokens_per_minute, tokens, Limit.TOKENS),
-        ):
-            if limit is not None and window.total + cost > limit:
-                lacking.append((window.room_at(window.total + cost - limit), kind))
+        window, limit = self.requests, limits.requests_per_minute
+        if limit is not None and window.total >= limit:
+            lacking.append((window.room_at(window.total + 1 - limit), Limit.REQUESTS))
+        window, limit = self.tokens, limits.tokens_per_minute
+        if limit is not None and window.total + tokens > limit:
+            lacking.append((window.room_at(window.total + tokens - limit), Limit.TOKENS))
         places = limits.concurrent_requests
         if places is not None and len(self.places) >= places:
             lacking.append((now + PLACE_RETRY_S, Limit.CONCURRENCY))
