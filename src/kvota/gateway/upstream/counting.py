@@ -171,8 +171,33 @@ def _chat(fields: _Fields) -> dict[str, Any]:
     return {name: fields[name] for name in _SHAPES_TEMPLATE if name in fields}
 
 
+class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
+class _PlainChat(msgspec.Struct):
+    """A chat of texts and nothing else, as most are: it takes one look."""
+
+    messages: list[_PlainMessage]
+    tools: None = None
+
+
+_plain_chat = msgspec.json.Decoder(_PlainChat)
+
+
 def estimate(body: bytes) -> int:
     """A guess at the tokens of a body's prompts, by their bytes."""
+    try:
+        texts = [one.content for one in _plain_chat.decode(body).messages]
+    except msgspec.ValidationError:
+        return _estimate_any(body)
+    return TOKENS_PER_CHAT + sum(
+        TOKENS_PER_MESSAGE + estimated_tokens(text.encode()) for text in texts
+    )
+
+
+def _estimate_any(body: bytes) -> int:
     fields = _fields.decode(body)
     if "messages" not in fields:
         prompts = prompts_of(msgspec.json.decode(fields.get("prompt", b"null")))
