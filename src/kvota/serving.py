@@ -18,6 +18,7 @@ from kvota.gateway.own_node import NodePlan
 from kvota.gateway.plan import ServePlan
 from kvota.gateway.serve import run as run_gateway
 from kvota.gateway.settings import Fleet, GatewaySettings
+from kvota.gateway.upstream.counting import ChatTokenizer
 from kvota.sizing.memory import parse_size
 
 ANSWER_GRACE_S: Final = 30.0  # beyond the node's own limit, before the gateway gives up on it
@@ -55,8 +56,16 @@ def run(read: ReadSettings, node: NodePlan | None) -> int:
             environment=os.environ,
             node=node,
             trace_endpoint=server.trace_endpoint,
+            open_tokenizer=_open_tokenizer,
         )
     )
+
+
+def _open_tokenizer(path: str) -> ChatTokenizer:
+    # Imported here: most gateways price prompts without one, and it costs memory.
+    from kvota.prompt_tokenizer import open_tokenizer
+
+    return open_tokenizer(path)
 
 
 def node_plan(settings: Config) -> NodePlan:

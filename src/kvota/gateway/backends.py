@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Final, Protocol
 
@@ -27,8 +28,12 @@ from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.counting import (
     BackendCounter,
+    ChatTokenizer,
     EstimatingCounter,
+    OpenTokenizer,
     PromptCounter,
+    TokenizerCounter,
+    no_tokenizer,
 )
 from kvota.gateway.upstream.foreign_desk import ForeignDesk
 from kvota.gateway.upstream.kinds import TRAITS, BackendKind
@@ -69,6 +74,7 @@ class Backend:
     breaker: Breaker
     desk: ForeignDesk | None
     embedding_desk: ForeignDesk | None = None
+    tokenizer: ChatTokenizer | None = None  # of its model, where the settings name one
     supervised: Supervised | None = None
     state: BackendState = field(default_factory=lambda: BackendState(is_healthy=True))
     is_draining: bool = False
@@ -106,11 +112,15 @@ class Backend:
         """Prompts up to so long are priced by a guess, for half of it too much or too little is
         next to nothing of this backend's KV; asking it costs another round trip.
         """
+        if self.tokenizer is not None:
+            return 0
         capacity = self.state.capacity_tokens or self.entry.kv_tokens or KV_TOKENS_UNKNOWN
         return capacity // GUESSED_SHARE
 
     def counter(self, model: str) -> PromptCounter:
         """How prompts for `model` are counted here."""
+        if self.tokenizer is not None:
+            return TokenizerCounter(self.tokenizer)
         form = TRAITS[self.kind].tokenize
         if form is None:
             return EstimatingCounter()
@@ -179,7 +189,15 @@ class Backend:
 class Registry:
     """All backends. Used on one event loop."""
 
-    def __init__(self, clock: Clock, chance: Random, log: Log) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        chance: Random,
+        log: Log,
+        *,
+        open_tokenizer: OpenTokenizer = no_tokenizer,
+    ) -> None:
+        self._open_tokenizer = cache(open_tokenizer)  # replicas of one model share it
         self._clock = clock
         self._chance = chance
         self._log = log
@@ -261,7 +279,10 @@ class Registry:
         client = NodeUpstream if is_ours else Upstream
         upstream = client(upstream_settings(entry, environment), self._clock)
         records = None if is_ours else self.desk_metrics.of(entry.name)
-        return new_backend(entry, upstream, self._clock, self._chance, records=records)
+        backend = new_backend(entry, upstream, self._clock, self._chance, records=records)
+        if entry.tokenizer is not None and not is_ours:
+            backend.tokenizer = self._open_tokenizer(entry.tokenizer)
+        return backend
 
 
 def new_backend(

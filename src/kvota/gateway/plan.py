@@ -7,6 +7,7 @@ from kvota.edge.settings import EdgeSettings
 from kvota.gateway.control import Settings
 from kvota.gateway.own_node import NodePlan
 from kvota.gateway.settings import Fleet, GatewaySettings
+from kvota.gateway.upstream.counting import OpenTokenizer, no_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +24,4 @@ class ServePlan:
     environment: Mapping[str, str]
     node: NodePlan | None = None  # None: this gateway starts no node
     trace_endpoint: str | None = None  # OTLP over HTTP
+    open_tokenizer: OpenTokenizer = no_tokenizer

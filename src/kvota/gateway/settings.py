@@ -75,6 +75,7 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Of the desk that the gateway keeps for it; kvota's own nodes keep their own.
     kv_tokens: int | None = None  # until, or unless, it reports its own
     kv_share: float = 1.0  # of what it reports, that this gateway may lend
+    tokenizer: str | None = None  # a model's directory or GGUF file, to price prompts exactly here
     max_running_requests: int = 64
     max_waiting_queue: int = 256
     max_model_len: int | None = None  # tokens; None: as it says

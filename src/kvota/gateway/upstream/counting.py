@@ -8,18 +8,20 @@ Every counter takes the client's body, of /v1/chat/completions or /v1/completion
 tokens of all its prompts together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from kvota.core.errors import KvotaError
+from kvota.core.errors import ConfigError, KvotaError
 from kvota.gateway.upstream.connection import Upstream
 from kvota.gateway.upstream.estimate import estimated_tokens
 from kvota.gateway.upstream.kinds import TokenizeForm
 
 COUNT_TIMEOUT_S: Final = 2.0
+_INLINE_BYTES_MAX: Final = 8_000  # of a body: a tokenizer takes about a millisecond for it
 # What a chat template puts around a message (ChatML and Llama 3: 5), and around them all, with a
 # system prompt that some templates add by themselves (Qwen 2.5: about 20).
 TOKENS_PER_MESSAGE: Final = 6
@@ -59,6 +61,14 @@ class ChatTokenizer(Protocol):
         """Of the rendered template. `chat` has the fields of a chat request."""
 
 
+OpenTokenizer = Callable[[str], ChatTokenizer]  # by its path; raises ConfigError
+
+
+def no_tokenizer(path: str) -> ChatTokenizer:
+    """For a gateway that was given no reader of tokenizers."""
+    raise ConfigError(f"No tokenizer can be read from {path} here.")
+
+
 class EstimatingCounter:
     """Needs nothing, and is never far too low."""
 
@@ -67,20 +77,29 @@ class EstimatingCounter:
 
 
 class TokenizerCounter:
-    """Exact, and immediate: meant for prompts of up to some 100,000 characters."""
+    """Exact where the template takes the messages; long bodies are counted on a thread."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def count(self, body: bytes) -> PromptCount:
+        try:
+            if len(body) <= _INLINE_BYTES_MAX:
+                tokens = self._tokens(body)
+            else:
+                tokens = await asyncio.to_thread(self._tokens, body)
+        except (KvotaError, msgspec.MsgspecError):  # the backend will say what is wrong with it
+            return PromptCount(max(1, estimate(body)), is_exact=False)
+        return PromptCount(max(1, tokens), is_exact=True)
+
+    def _tokens(self, body: bytes) -> int:
         request: dict[str, Any] = msgspec.json.decode(body)
         if request.get("messages") is not None:
-            return PromptCount(max(1, self._tokenizer.count_chat(request)), is_exact=True)
-        tokens = sum(
+            return self._tokenizer.count_chat(request)
+        return sum(
             self._tokenizer.count_text(prompt) if isinstance(prompt, str) else len(prompt)
             for prompt in prompts_of(request.get("prompt"))
         )
-        return PromptCount(max(1, tokens), is_exact=True)
 
 
 class BackendCounter:
