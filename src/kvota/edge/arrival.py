@@ -17,6 +17,8 @@ REQUEST_ID_LENGTH_MAX: Final = 128
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 _DEADLINE: Final = "x-kvota-deadline-s"
 _PRIORITY: Final = "x-kvota-priority"
+_DEADLINE_HEADER: Final = _DEADLINE.encode()
+_PRIORITY_HEADER: Final = _PRIORITY.encode()
 _BANDS: Final = {b"interactive": Band.INTERACTIVE, b"batch": Band.BATCH}
 
 
@@ -69,12 +71,15 @@ class Arrivals:
 
 def client_id(headers: Mapping[bytes, bytes]) -> str | None:
     """The client's own request id, harmless and short; None when it gave none."""
-    safe = _UNSAFE.sub(b"", headers.get(b"x-request-id", b"")[: 4 * REQUEST_ID_LENGTH_MAX])
+    given = headers.get(b"x-request-id")
+    if not given:
+        return None
+    safe = _UNSAFE.sub(b"", given[: 4 * REQUEST_ID_LENGTH_MAX])
     return safe[:REQUEST_ID_LENGTH_MAX].decode("ascii") or None
 
 
 def _deadline_s(headers: Mapping[bytes, bytes]) -> float | None:
-    given = headers.get(_DEADLINE.encode())
+    given = headers.get(_DEADLINE_HEADER)
     if given is None:
         return None
     try:
@@ -87,7 +92,10 @@ def _deadline_s(headers: Mapping[bytes, bytes]) -> float | None:
 
 
 def _band(headers: Mapping[bytes, bytes]) -> Band:
-    given = headers.get(_PRIORITY.encode(), b"interactive").strip().lower()
+    given = headers.get(_PRIORITY_HEADER)
+    if given is None:
+        return Band.INTERACTIVE
+    given = given.strip().lower()
     if given not in _BANDS:
         raise InvalidRequest(
             f"The header {_PRIORITY} must be interactive or batch.", param=_PRIORITY

@@ -133,6 +133,8 @@ class PrefixNumbers:
         Chained: each depends on all that comes before it. 53 bits, so that JSON keeps them exact.
         """
         content = "\0".join(texts).encode("utf-8", "surrogatepass")
+        if len(content) < PREFIX_BYTES:
+            return ()
         chained = blake2b(key=self._key, digest_size=8)
         numbers: list[int] = []
         for begin in range(0, len(content) - PREFIX_BYTES + 1, PREFIX_BYTES):
