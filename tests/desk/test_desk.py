@@ -12,6 +12,7 @@ from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
 from kvota.desk.ticket import (
     TRANSITIONS,
+    EtaBasis,
     Granted,
     IllegalMove,
     Lane,
@@ -53,8 +54,10 @@ def test_a_ticket_that_fits_is_granted_at_once() -> None:
 def test_one_that_does_not_fit_waits_for_the_room_that_a_release_makes() -> None:
     desk = new_desk()
     fill(desk)
-    assert desk.arrive(new_ticket("a"), 0.0) == Queued(0, None)
-    assert desk.arrive(new_ticket("b"), 0.0) == Queued(1, None)
+    first, second = desk.arrive(new_ticket("a"), 0.0), desk.arrive(new_ticket("b"), 0.0)
+    assert isinstance(first, Queued)
+    assert isinstance(second, Queued)
+    assert (first.position, second.position) == (0, 1)
     assert ids(desk.tick(1.0)) == []
     granted = desk.release("filler", Outcome.COMPLETED, 2.0)
     assert [lease.id for lease in granted] == ["a", "b"]
@@ -242,16 +245,18 @@ def test_a_deadline_that_the_line_cannot_keep_is_refused_at_the_door() -> None:
 def test_an_eta_is_told_as_soon_as_a_pace_is_known_and_grows_with_the_position() -> None:
     world = saturated_world()
     asked = [world.desk.position(str(number), world.now) for number in range(6, 10)]
-    etas = [told.eta_s for told in asked if told is not None and told.eta_s is not None]
+    etas = [told.eta_s for told in asked if told is not None]
     assert len(etas) == 4
     assert etas == sorted(etas)
     assert etas[-1] > 2 * world.step_s
 
 
-def test_while_nothing_is_known_nobody_is_told_a_wait_or_refused_for_it() -> None:
+def test_while_nothing_is_known_nobody_is_refused_for_a_wait() -> None:
     desk = new_desk(queue_timeout_s=100.0)
     fill(desk)
-    assert desk.arrive(new_ticket("a", max_tokens=40), 0.0) == Queued(0, None)
+    told = desk.arrive(new_ticket("a", max_tokens=40), 0.0)
+    assert isinstance(told, Queued)
+    assert told.basis is EtaBasis.DEADLINES
     hasty = new_ticket("x", max_tokens=40, deadline_s=0.5)
     assert isinstance(desk.arrive(hasty, 0.0), Queued)
 

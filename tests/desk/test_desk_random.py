@@ -115,7 +115,7 @@ class RandomDesks(RuleBasedStateMachine):
         verdict = self.world.arrive(ticket, length)
         if isinstance(verdict, Queued):
             assert 0 <= verdict.position <= len(self.world.tickets)
-            assert verdict.eta_s is None or verdict.eta_s >= 0
+            assert verdict.eta_s >= 0
             assert self.world.desk.position(ticket.id, now) is not None
         elif isinstance(verdict, Refused):
             assert 1 <= verdict.retry_after_s <= 120

@@ -12,6 +12,7 @@ from kvota.gateway.upstream.kinds import BackendKind
 from kvota.tools.top import words
 from kvota.tools.top.scene import Watch
 from kvota.tools.top.server import connect
+from kvota.wire.requests import LATEST
 from tests.support.fake_backend import FakeBackend, Wire, begins, never_answers
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.http_client import Reply
@@ -103,6 +104,8 @@ async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
     client.ask("second", max_tokens=50)
     second = await client.until("second", "queued")
     assert (second["position"], second["why"]) == (1, "all 1 places are taken")
+    assert second["eta_s"] > 0
+    assert second["eta_basis"] in LATEST, "nothing has ended yet"
     assert (second["output_tokens"], second["computed_tokens"]) == (0, 0)
     client.ask("third", max_tokens=50)
     assert (await client.until("third", "queued"))["position"] == 2

@@ -14,8 +14,8 @@ CHAT = "/v1/chat/completions"
 SOON_S = 0.02
 FIELDS = {
     "id", "object", "client_id", "model", "lane", "band", "phase", "age_s", "position", "eta_s",
-    "why", "prompt_tokens", "computed_tokens", "cached_tokens", "output_tokens", "max_tokens",
-    "num_choices", "tokens_per_s", "kv_blocks", "num_preemptions",
+    "eta_basis", "why", "prompt_tokens", "computed_tokens", "cached_tokens", "output_tokens",
+    "max_tokens", "num_choices", "tokens_per_s", "kv_blocks", "num_preemptions",
 }  # fmt: skip
 
 
@@ -41,16 +41,17 @@ async def test_a_client_sees_where_its_requests_are() -> None:
     node = make_node()
     _, served = await begin(node, "mine", n=2, max_tokens=7)
     _, waiting = await begin(node, "next")
-    waiting.place = Waiting(position=1, eta_s=3.14159, why="4 blocks of KV")
+    waiting.place = Waiting(1, 3.14159, "4 blocks of KV", latest_by="max_tokens")
     first, second = (await node.get("/v1/requests")).json["data"]
     assert set(first) == FIELDS
     assert first["object"] == "request"
     assert (first["id"], first["client_id"]) == (served.request.id, "mine")
     assert (first["phase"], first["num_choices"], first["max_tokens"]) == ("prefill", 2, 7)
     assert (first["tokens_per_s"], first["age_s"], first["kv_blocks"]) == (12.3, 1.235, 3)
-    assert first["position"] is first["eta_s"] is first["why"] is None
+    assert first["position"] is first["eta_s"] is first["eta_basis"] is first["why"] is None
     assert (second["phase"], second["position"]) == ("queued", 1)
     assert (second["eta_s"], second["why"]) == (3.1, "4 blocks of KV")
+    assert second["eta_basis"] == "max_tokens"
 
 
 async def test_only_operators_are_shown_tenants() -> None:

@@ -282,8 +282,10 @@ async def test_comments_tell_the_place_in_line_while_the_request_waits() -> None
     node = make_node(heartbeat_s=SOON_S)
     async with node.caller.open(CHAT, chat_body(stream=True)) as call:
         [stream] = await node.runner.submitted()
-        stream.place = Waiting(position=3, eta_s=11.2, why="KV memory")
+        stream.place = Waiting(9, 39.5, "KV memory", latest_by="max_tokens")
         await call.until(lambda reply: reply.comments >= 1)
+        stream.place = Waiting(position=3, eta_s=11.2, why="KV memory")
+        await call.until(lambda reply: "queued position=3 eta_s=12" in reply.remarks)
         stream.place = Waiting(position=1, eta_s=None, why="its turn")
         await call.until(lambda reply: "queued position=1" in reply.remarks)
         stream.place = None
@@ -291,6 +293,7 @@ async def test_comments_tell_the_place_in_line_while_the_request_waits() -> None
         stream.push(read(stream.request), delta(stream.request, "a"))
         await call.until(lambda reply: b'"a"' in reply.content and reply.pieces[-1][:1] == b":")
         assert list(dict.fromkeys(call.reply.remarks)) == [
+            "queued position=9 eta_s=40 eta_basis=max_tokens",
             "queued position=3 eta_s=12",
             "queued position=1",
             "heartbeat",

@@ -42,9 +42,29 @@ def run(arrivals: list[Arrival], desk: DeskSettings = DESK, **fields: object) ->
 def test_reserve_lets_no_more_run_than_their_max_tokens_fit() -> None:
     first, second, third = run([ask(0.0), ask(0.0), ask(0.0)]).records
     assert first.queued_s == second.queued_s == 0.0
-    assert third.eta_s is None or third.eta_s >= 0
+    assert third.eta_s is None, "nothing is known to expect"
+    assert third.latest_s == DESK.request_timeout_s
     assert third.granted_at_s == pytest.approx(first.ended_at_s or 0.0, abs=0.05)
     assert third.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize("admission", [Admission.RESERVE, Admission.FORECAST])
+def test_on_a_fresh_node_nobody_begins_later_than_it_was_told(admission: Admission) -> None:
+    rng = Random(f"fresh {admission}")
+    arrivals = [
+        ask(0.15 * at, prompt_tokens=rng.randint(20, 200), output_tokens=rng.randint(1, 300))
+        for at in range(60)
+    ]
+    patient = replace(DESK, admission=admission, max_waiting_queue=60, queue_timeout_s=110.0)
+    records = run(arrivals, patient, queue_timeout_s=None).records
+    told = [one for one in records if one.latest_s is not None and one.granted_at_s is not None]
+    assert len(told) > 5
+    for one in told:
+        assert one.granted_at_s is not None
+        assert one.latest_s is not None
+        assert one.granted_at_s - one.arrival.at_s <= one.latest_s + 0.05
+    later = [one for one in records if one.eta_s is not None]
+    assert len(later) > 10, "and then predictions are told"
 
 
 def test_optimistic_lets_all_run_and_preempts() -> None:

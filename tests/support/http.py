@@ -241,6 +241,7 @@ def view_of(stream: ScriptedStream) -> RequestView:
         age_s=1.23456,
         position=place.position if place else None,
         eta_s=place.eta_s if place else None,
+        eta_basis=(place.latest_by or "forecast") if place else None,
         why=place.why if place else None,
         prompt_tokens=len(request.prompt),
         computed_tokens=0 if place else len(request.prompt) // 4,

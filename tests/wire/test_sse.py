@@ -59,4 +59,6 @@ def test_a_comment_is_one_line() -> None:
 def test_a_place_in_line_is_told_in_whole_seconds_that_are_not_too_few() -> None:
     assert place_in_line(3, 11.2) == "queued position=3 eta_s=12"
     assert place_in_line(1, 0.0) == "queued position=1 eta_s=0"
+    latest = place_in_line(3, 39.5, "max_tokens")
+    assert latest == "queued position=3 eta_s=40 eta_basis=max_tokens"
     assert place_in_line(2, None) == "queued position=2"

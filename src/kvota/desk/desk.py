@@ -6,7 +6,7 @@
 
 Public calls; `now` is seconds of the caller's clock and never goes back:
 
-    arrive(ticket, now) -> Granted(lease) | Queued(position, eta_s) | Refused(reason, …)
+    arrive(ticket, now) -> Granted(lease) | Queued(position, eta_s, …) | Refused(reason, …)
     progress(lease_id, produced, now, *, choice, is_done, private_tokens)
     cancel(ticket_id, outcome, now) -> leases       it must end: waiting → closed, holding → closing
     release(ticket_id, outcome, now) -> leases      it has ended, and its blocks are back
@@ -29,6 +29,7 @@ from kvota.desk.entry import Entry, ids_in, new_entry
 from kvota.desk.fairness import W_IN, W_OUT, TenantCounters
 from kvota.desk.forecast import Forecast
 from kvota.desk.lanes import BandTurns, WaitingLine
+from kvota.desk.latest import LatestStart
 from kvota.desk.ledger import Ledger
 from kvota.desk.lessons import Lessons
 from kvota.desk.live_limits import Kept, check_change
@@ -87,7 +88,8 @@ class Desk:
         self._holders = Holders(self._ledger)
         self._turn = Turn(settings, self._ledger, self._holders, self._line, self._bands)
         self._pace = Pace()
-        self._outlook = Outlook(settings, self._ledger, self._line, self._pace)
+        latest = LatestStart(settings, self._ledger, self._line, self._holders, self._pace)
+        self._outlook = Outlook(settings, self._ledger, self._line, self._pace, latest)
         self._pausing = Pausing(settings, self._ledger, self._line, self._holders, self._pace)
         self._tally = Tally()
         self._reading = Reading()
@@ -127,7 +129,7 @@ class Desk:
                 self._enter(entry)
                 return Granted(self._grant(entry, now))
         else:
-            refused = self._refusals.line_full(entry, now) or self._tell_wait(entry, now)
+            refused = self._refusals.line_full(entry, now) or self._foresee(entry, now)
         if refused is not None:
             self._line.remove(entry)
             return refused
@@ -135,7 +137,8 @@ class Desk:
         entry.has_waited = True
         if self._line.num_fresh(entry.lane) == 1:
             self._pace.began_to_wait(entry.lane, now)
-        return Queued(self._line.num_before(entry), entry.wait_told_s)
+        assert entry.foreseen is not None
+        return Queued(self._line.num_before(entry), entry.foreseen.told_s, entry.foreseen.basis)
 
     def progress(
         self,
@@ -249,8 +252,8 @@ class Desk:
         entry = self._entries.get(ticket_id)
         if entry is None or entry.stage not in WAITING:
             return None
-        eta_s = self._outlook.corrected(self._guess_wait_s(entry, now))
-        return Queued(self._line.num_before(entry), eta_s)
+        seen = self._outlook.foresee(entry, now)
+        return Queued(self._line.num_before(entry), seen.told_s, seen.basis)
 
     @property
     def settings(self) -> DeskSettings:
@@ -290,18 +293,10 @@ class Desk:
 
     # --- granting -----------------------------------------------------------------------------
 
-    def _tell_wait(self, entry: Entry, now: float) -> Refused | None:
-        """Note the ETA it is told; a refusal when its deadline is out of reach."""
-        guess_s = self._guess_wait_s(entry, now)
-        entry.wait_guess_s, entry.wait_told_s = guess_s, self._outlook.corrected(guess_s)
-        return self._refusals.too_late(entry, entry.wait_told_s or 0.0, now)
-
-    def _guess_wait_s(self, entry: Entry, now: float) -> float | None:
-        """From what is held and forecast; where nothing is forecast, from how the line moves."""
-        guess_s = self._outlook.guess_s(entry, now)
-        if guess_s is not None:
-            return guess_s
-        return self._pace.line_s(entry.lane, self._line.num_before(entry))
+    def _foresee(self, entry: Entry, now: float) -> Refused | None:
+        """Note what it is told; a refusal when its deadline is out of reach by a prediction."""
+        seen = entry.foreseen = self._outlook.foresee(entry, now)
+        return self._refusals.too_late(entry, 0.0 if seen.basis.is_bound else seen.told_s, now)
 
     def _grant_all(self, now: float, expired: list[Expired] | None = None) -> list[Lease]:
         """Whoever has room begins. Who could begin and would be too late ends in `expired`.

@@ -10,7 +10,16 @@ from kvota.desk.fairness import Rank
 from kvota.desk.forecast import Forecast
 from kvota.desk.ledger import Claim, Ledger
 from kvota.desk.settings import DeskSettings
-from kvota.desk.ticket import HOLDING, TRANSITIONS, IllegalMove, Lane, Lease, Stage, Ticket
+from kvota.desk.ticket import (
+    HOLDING,
+    TRANSITIONS,
+    Foreseen,
+    IllegalMove,
+    Lane,
+    Lease,
+    Stage,
+    Ticket,
+)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -44,8 +53,7 @@ class Entry:
     lends_tokens: float = 0.0  # until they have taken so much of the room that it left
     reads_tokens: int | None = None  # while it is read, until its first token since the grant
     reads_until: int = 0  # those, and what was to be read before them
-    wait_guess_s: float | None = None  # uncorrected, when it joined the line
-    wait_told_s: float | None = None
+    foreseen: Foreseen | None = None  # the wait, when it joined the line
 
     def __post_init__(self) -> None:
         self.rank = (self.due_s, self.arrival)

@@ -36,12 +36,13 @@ class Lessons:
         """It was granted; if it was told a wait, that is judged."""
         if entry.has_waited:
             self._pace.left_line(entry.lane, now)
-        if entry.wait_guess_s is None or entry.wait_told_s is None:
+        seen = entry.foreseen
+        if seen is None or seen.guess_s is None:
             return
         actual_s = now - entry.ticket.arrived_s
-        self._pace.waited(entry.wait_guess_s, actual_s)
-        self._tally.wait.add(entry.wait_told_s, actual_s)
-        self._observer.wait_judged(entry.wait_told_s, actual_s)
+        self._pace.waited(seen.guess_s, actual_s)
+        self._tally.wait.add(seen.told_s, actual_s)
+        self._observer.wait_judged(seen.told_s, actual_s)
 
     def place_freed(self, entry: Entry, now: float) -> None:
         """A fresh ticket has left the line: somebody who was refused could have its place."""

@@ -9,17 +9,21 @@ line at the rate
 
 whatever it is that limits them, memory or places (Little's law, in tokens). The long lane has its
 own number of places; for its tickets the same holds with what long leases hold.
+
+Where nothing is known of how long outputs become, how fast the line moves says it; and where
+nobody has left the line yet, the latest possible moment is told (`latest.py`).
 """
 
 from dataclasses import dataclass
 
 from kvota.desk.entry import Entry
 from kvota.desk.lanes import WaitingLine
+from kvota.desk.latest import LatestStart
 from kvota.desk.ledger import Ledger
 from kvota.desk.pace import Pace
 from kvota.desk.retry import Promises, clamp_retry_s
 from kvota.desk.settings import DeskSettings
-from kvota.desk.ticket import Lane
+from kvota.desk.ticket import EtaBasis, Foreseen, Lane
 
 _REFRESH_S = 0.25  # the ledger is asked again after this long, not for each who wants to know
 _MEMORY = 0.98  # of 1 per ticket: the last 50 or so count
@@ -72,16 +76,30 @@ class _Room:
     free_choices: int
 
 
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """When a refused ticket is to come back, within 1..120 s. `basis` None: nothing is known."""
+
+    wait_s: float
+    basis: EtaBasis | None
+
+
 class Outlook:
     """Reads the ledger and the line; changes neither."""
 
     def __init__(
-        self, settings: DeskSettings, ledger: Ledger, line: WaitingLine[Entry], pace: Pace
+        self,
+        settings: DeskSettings,
+        ledger: Ledger,
+        line: WaitingLine[Entry],
+        pace: Pace,
+        latest: LatestStart,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._line = line
         self._pace = pace
+        self._latest = latest
         self._promises = Promises()
         self._mean_stay: dict[Lane, _Stay] = {}
         self._room = _Room(0.0, 0.0, 0.0, 0)
@@ -90,6 +108,7 @@ class Outlook:
     def follow(self, settings: DeskSettings) -> None:
         """Go by other limits from now on."""
         self._settings = settings
+        self._latest.follow(settings)
 
     def joined(self, entry: Entry) -> None:
         """Learn what the tickets of a lane need."""
@@ -99,7 +118,18 @@ class Outlook:
         mean = self._mean_stay.get(entry.lane)
         self._mean_stay[entry.lane] = stay if mean is None else mean.towards(stay)
 
-    def guess_s(self, entry: Entry, now: float) -> float | None:
+    def foresee(self, entry: Entry, now: float) -> Foreseen:
+        """The wait of an entry in line: as predicted, or at most."""
+        guess_s, basis = self._guess_s(entry, now), EtaBasis.FORECAST
+        if guess_s is None:
+            guess_s = self._pace.line_s(entry.lane, self._line.num_before(entry))
+            basis = EtaBasis.LINE
+        if guess_s is not None:
+            return Foreseen(guess_s * self._pace.honesty, basis, guess_s)
+        latest = self._latest.begins(entry, now)
+        return Foreseen(latest.wait_s, latest.basis)
+
+    def _guess_s(self, entry: Entry, now: float) -> float | None:
         """Uncorrected seconds until a waiting entry is granted.
 
         None while no pace is known, or nothing of how long such outputs become: a wait worked out
@@ -119,28 +149,33 @@ class Outlook:
         known = [wait for wait in waits if wait is not None]
         return max(known) if known else None
 
-    def corrected(self, guess_s: float | None) -> float | None:
-        """What is told: the guess times how much longer waits were than guessed lately."""
-        return None if guess_s is None else guess_s * self._pace.honesty
-
     def first_token_s(self, entry: Entry, wait_s: float | None) -> float:
         """Predicted seconds from now to its first token. What is not known counts as 0."""
         return (wait_s or 0.0) + self._pace.first_token_s(entry.uncached_tokens)
 
-    def promise_place_s(self, entry: Entry, now: float) -> float:
+    def promise_place(self, entry: Entry, now: float) -> Comeback:
         """Retry-After for a ticket that found no place; from what is held, or how places go."""
-        room = self._look(now)
-        own = _Stay.of(entry)
         places = self._promises.num_ahead(now) + entry.size
-        mean = self._mean_stay.get(entry.lane, own)
-        guess_s = None
-        if entry.is_forecast:
-            guess_s = self._wait_s(places - 1, mean, mean, room.held_tokens)
-        if guess_s is None:
-            guess_s = self._pace.places_s(places)
-        wait_s = clamp_retry_s(self.corrected(guess_s))
+        guess_s, basis = self._place_s(entry, places, now)
+        wait_s = clamp_retry_s(guess_s)
         self._promises.make(entry.size, wait_s, now)
-        return wait_s
+        return Comeback(wait_s, basis)
+
+    def _place_s(
+        self, entry: Entry, places: int, now: float
+    ) -> tuple[float | None, EtaBasis | None]:
+        """Seconds until so many places in line are free, and what says so."""
+        guess_s, basis = None, EtaBasis.FORECAST
+        if entry.is_forecast:
+            mean = self._mean_stay.get(entry.lane, _Stay.of(entry))
+            guess_s = self._wait_s(places - 1, mean, mean, self._look(now).held_tokens)
+        if guess_s is None:
+            guess_s, basis = self._pace.places_s(places), EtaBasis.LINE
+        if guess_s is not None:
+            return guess_s * self._pace.honesty, basis
+        if self._latest.basis is EtaBasis.MAX_TOKENS:
+            return self._latest.has_place(places, now).wait_s, EtaBasis.MAX_TOKENS
+        return None, None  # deadlines are too far off for a time to look again
 
     def place_freed(self, num_places: int, now: float) -> list[tuple[float, float]]:
         """Places in line are free again; (predicted, actual) of the promises now judged."""

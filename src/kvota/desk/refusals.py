@@ -9,7 +9,7 @@ from kvota.desk.reading import Reading
 from kvota.desk.retry import RETRY_AFTER_MAX_S, clamp_retry_s
 from kvota.desk.settings import DeskSettings
 from kvota.desk.tally import Tally
-from kvota.desk.ticket import Refused
+from kvota.desk.ticket import EtaBasis, Refused
 
 
 class Refusals:
@@ -60,10 +60,12 @@ class Refusals:
         num, most = self._line.num_bounded, self._settings.max_waiting_queue
         if num <= most:
             return None
+        comeback = self._outlook.promise_place(entry, now)
         return self._refuse(
             Refusal.QUEUE_FULL,
-            self._outlook.promise_place_s(entry, now),
-            f"The line is full: {num - entry.size} choices wait and at most {most} may.",
+            comeback.wait_s,
+            f"The line is full: {num - entry.size} choices wait and at most {most} may."
+            + _caution(comeback.basis),
         )
 
     def too_late(self, entry: Entry, wait_s: float | None, now: float) -> Refused | None:
@@ -104,7 +106,7 @@ class Refusals:
         patience_s = entry.due_s - entry.ticket.arrived_s
         if self._reading.fastest_s(entry) > patience_s:
             return clamp_retry_s(late_s)
-        return self._outlook.promise_place_s(entry, now)
+        return self._outlook.promise_place(entry, now).wait_s
 
     def _first_token_s(self, entry: Entry, wait_s: float | None, now: float) -> float:
         """Seconds from now that its first token takes, most probably at most."""
@@ -119,3 +121,13 @@ class Refusals:
         self._tally.refused[reason] += 1
         self._tally.ended[Outcome.REFUSED] += 1
         return Refused(reason, retry_after_s, message)
+
+
+def _caution(basis: EtaBasis | None) -> str:
+    """What a time to come back rests on, where it is no prediction yet."""
+    if basis is EtaBasis.MAX_TOKENS:
+        return (
+            " No output has ended yet, so the time to come back is the latest: it counts every "
+            "output as `max_tokens` long, at the speed of now."
+        )
+    return "" if basis is not None else " No speed is known yet: the time to come back is a guess."

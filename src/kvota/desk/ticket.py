@@ -99,12 +99,40 @@ class Granted:
     lease: Lease
 
 
+class EtaBasis(StrEnum):
+    """What an ETA rests on. The last two make it the latest moment, not the expected one."""
+
+    FORECAST = "forecast"  # what is held, how long outputs have been lately, the measured speed
+    LINE = "line"  # how fast the line has moved lately
+    MAX_TOKENS = "max_tokens"  # everybody produces max_tokens, at the measured speed
+    DEADLINES = "deadlines"  # everybody ends at their deadline: no speed is known yet
+
+    @property
+    def is_bound(self) -> bool:
+        return self in (EtaBasis.MAX_TOKENS, EtaBasis.DEADLINES)
+
+    @property
+    def latest_by(self) -> str | None:
+        """What the latest moment rests on; None where it is the expected one."""
+        return self.value if self.is_bound else None
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A wait in line. `guess_s` is uncorrected; None where `told_s` is no prediction."""
+
+    told_s: float
+    basis: EtaBasis
+    guess_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """`position` tickets are expected to be served before it; None where no ETA is known yet."""
+    """`position` tickets are expected to be served before it, and it in `eta_s` from now."""
 
     position: int
-    eta_s: float | None
+    eta_s: float
+    basis: EtaBasis
 
 
 @dataclass(frozen=True, slots=True)

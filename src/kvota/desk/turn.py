@@ -30,6 +30,7 @@ class Holders:
         self._entries: dict[str, Entry] = {}
         self.num_choices = 0
         self.num_long = 0
+        self.num_changes = 0  # tickets that came or went
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -43,12 +44,14 @@ class Holders:
     def add(self, entry: Entry) -> None:
         self._ledger.add(entry.id, entry.claim)
         self._entries[entry.id] = entry
+        self.num_changes += 1
         self.num_choices += entry.size
         self.num_long += entry.lane is Lane.LONG
 
     def remove(self, entry: Entry) -> None:
         self._ledger.drop(entry.id)
         del self._entries[entry.id]
+        self.num_changes += 1
         self.num_choices -= entry.size
         self.num_long -= entry.lane is Lane.LONG
 

@@ -284,7 +284,9 @@ def _header(exchange: Exchange, name: bytes) -> str | None:
 def _remark(generation: Generation) -> str:
     """What a comment says while nothing else can be said."""
     place = generation.waits()
-    return "heartbeat" if place is None else sse.place_in_line(place.position, place.eta_s)
+    if place is None:
+        return "heartbeat"
+    return sse.place_in_line(place.position, place.eta_s, place.latest_by)
 
 
 def _measured(cached_tokens: int, queued_s: float) -> RawHeaders:

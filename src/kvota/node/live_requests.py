@@ -84,6 +84,7 @@ def _shown(view: RequestView, *, with_tenant: bool) -> LiveRequest:
         age_s=round(view.age_s, 3),
         position=view.position,
         eta_s=_rounded(view.eta_s),
+        eta_basis=view.eta_basis,
         why=view.why,
         prompt_tokens=view.prompt_tokens,
         computed_tokens=view.computed_tokens,

@@ -49,6 +49,7 @@ class Waiting:
     position: int
     eta_s: float | None
     why: str  # what it waits for, in a few plain words
+    latest_by: str | None = None  # what `eta_s` rests on where it is the latest, no prediction
 
 
 class Phase(StrEnum):
@@ -75,6 +76,7 @@ class RequestView:
     age_s: float
     position: int | None  # in line; None when it does not wait
     eta_s: float | None  # to its first chunk
+    eta_basis: str | None  # what that rests on
     why: str | None  # what it waits for
     prompt_tokens: int
     computed_tokens: int  # of prompt and output, in KV

@@ -212,6 +212,7 @@ class EngineRunner:
             place.position + 1,
             place.eta_s,
             why_waiting(self._desk, request_id, self._desk.snapshot()),
+            place.basis.latest_by,
         )
 
     async def views(self) -> Sequence[RequestView]:

@@ -43,6 +43,7 @@ def view_of(
         age_s=now - request.arrived_s,
         position=place.position + 1 if place is not None else None,
         eta_s=place.eta_s if place is not None else None,
+        eta_basis=place.basis.value if place is not None else None,
         why=why_waiting(desk, request.id, seen) if place is not None else None,
         prompt_tokens=len(request.prompt),
         computed_tokens=state.computed_tokens if state is not None else 0,

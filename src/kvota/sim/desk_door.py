@@ -70,9 +70,9 @@ class DeskDoor:
         match verdict:
             case Refused(reason, retry_after_s, _):
                 return No(reason, retry_after_s)
-            case Queued(position, eta_s):
+            case Queued(position, eta_s, basis):
                 self._produced[request.id] = [0] * request.n
-                return Wait(position, eta_s)
+                return Wait(position, eta_s, is_latest=basis.is_bound)
             case Granted():
                 self._produced[request.id] = [0] * request.n
                 return GO

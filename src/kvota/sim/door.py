@@ -21,7 +21,8 @@ class Go:
 @dataclass(frozen=True, slots=True)
 class Wait:
     position: int
-    eta_s: float | None  # for the lease; None: nothing is known yet
+    eta_s: float | None  # for the lease; None: the door does not say
+    is_latest: bool = False  # the lease comes by then; no prediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class RequestRecord:
     refusal: Refusal | None = None
     retry_after_s: float | None = None  # told with a refusal
     eta_s: float | None = None  # told on joining the line: the wait for a lease
+    latest_s: float | None = None  # told instead, while nothing is known: the longest such wait
     granted_at_s: float | None = None  # the door let it through to the engine
     queued_s: float | None = None  # arrival to the first chunk
     token_at_s: list[float] = field(default_factory=list)  # of the first choice

@@ -305,8 +305,8 @@ class World:
                 self._end(request.id, Outcome.REFUSED, now)
                 if record.attempt < self._settings.returns_max:
                     self._agenda.note(now + retry_after_s, partial(self._come_back, record))
-            case Wait(_, eta_s):
-                record.eta_s = eta_s
+            case Wait(_, eta_s, is_latest):
+                record.eta_s, record.latest_s = (None, eta_s) if is_latest else (eta_s, None)
                 self._at_door[request.id] = request
             case _:
                 self._grant(request, now)

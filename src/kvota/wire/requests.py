@@ -4,9 +4,12 @@ Nothing here shows what a request says: no prompt and no output, only counts and
 is null. Times are seconds, speeds tokens per second, both rounded: they are for people.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+
+# With these as its basis an ETA is the latest moment: nothing is known yet to expect one from.
+LATEST: Final = frozenset({"max_tokens", "deadlines"})
 
 
 class LiveRequest(Struct, kw_only=True):
@@ -24,6 +27,7 @@ class LiveRequest(Struct, kw_only=True):
     age_s: float
     position: int | None  # in line
     eta_s: float | None  # to the first chunk
+    eta_basis: str | None = None  # forecast or line, or one of LATEST
     why: str | None  # what it waits for
     prompt_tokens: int
     computed_tokens: int  # of prompt and output, in KV

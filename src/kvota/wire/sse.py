@@ -3,6 +3,7 @@
 data: {"id":…}⏎⏎        one event; a value never holds a raw line break, JSON escapes them
 : heartbeat⏎⏎           a comment, which every client skips
 : queued position=3 eta_s=12⏎⏎    another, for people and proxies that look
+: queued position=3 eta_s=40 eta_basis=max_tokens⏎⏎    in 40 s at the latest
 data: [DONE]⏎⏎          the end of a stream that went well
 """
 
@@ -25,12 +26,14 @@ def comment(text: str) -> bytes:
     return b": %b\n\n" % text.replace("\n", " ").encode()
 
 
-def place_in_line(position: int, eta_s: float | None) -> str:
+def place_in_line(position: int, eta_s: float | None, latest_by: str | None = None) -> str:
     """The text of a comment: where a request stands, and when its first chunk is expected.
 
-    Whole seconds, rounded up; without `eta_s` where nobody knows.
+    Whole seconds, rounded up; without `eta_s` where nobody knows. `latest_by`: what the time
+    rests on where it is the latest and no prediction.
     """
     eta = "" if eta_s is None else f" eta_s={math.ceil(eta_s)}"
+    eta += "" if latest_by is None else f" eta_basis={latest_by}"
     return f"queued position={position}{eta}"
 
 

@@ -1,7 +1,9 @@
 import pytest
 
+from kvota.desk.ticket import EtaBasis
 from kvota.tools.top import words
 from kvota.tools.top.scene import Watch
+from kvota.wire.requests import LATEST
 from tests.support.watched_server import live, queued, reading
 
 
@@ -56,6 +58,17 @@ def test_the_line_fits_its_room_and_tells_how_many_more_there_are() -> None:
 def test_an_eta_that_nobody_knows_is_a_question_mark() -> None:
     scene = Watch().see(reading(queued("a", 1, eta_s=None, why=None)), 0.0, 0.0)
     assert words.line(scene, 40, 3) == ["1      ? client-a"]
+
+
+def test_an_eta_that_is_the_latest_moment_says_so() -> None:
+    told = queued("a", 1, eta_s=12.0, eta_basis="max_tokens")
+    assert words.line(Watch().see(reading(told), 0.0, 0.0), 40, 3) == [
+        "1   ≤12s client-a KV memory"
+    ]
+
+
+def test_every_basis_of_a_latest_moment_is_known_by_name() -> None:
+    assert {basis.value for basis in EtaBasis if basis.is_bound} == LATEST
 
 
 def test_refusals_are_told_by_reason() -> None:

@@ -123,7 +123,9 @@ class ForeignDesk:
     def remark(self, ticket_id: str) -> str | None:
         """The same as the text of a comment for its stream."""
         place = self.waits(ticket_id)
-        return None if place is None else sse.place_in_line(place.position + 1, place.eta_s)
+        if place is None:
+            return None
+        return sse.place_in_line(place.position + 1, place.eta_s, place.basis.latest_by)
 
     @property
     def places(self) -> tuple["Place", ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvota.tools.top.scene import Scene
-from kvota.wire.requests import LiveRequest
+from kvota.wire.requests import LATEST, LiveRequest
 
 Side = Literal["left", "right"]
 
@@ -90,6 +90,7 @@ def line(scene: Scene, width: int, height: int) -> list[str]:
 
 def _place(request: LiveRequest) -> str:
     when = "?" if request.eta_s is None else short_duration(request.eta_s)
+    when = f"≤{when}" if request.eta_basis in LATEST else when
     name = short_name(request, 8)
     return f"{request.position or '?':<3}{when:>5} {name:<8} {request.why or ''}".rstrip()
 
