@@ -91,6 +91,11 @@ def outcome_of(error: KvotaError) -> Outcome:
     return Outcome.ENGINE_ERROR
 
 
+def our_mistake() -> KvotaError:
+    """A bug, as its client hears of it."""
+    return KvotaError("Something broke inside the server. This is our mistake.")
+
+
 class ErrorPages:
     """Answers in OpenAI's form for what never reached an endpoint: paths, methods, our bugs."""
 
@@ -121,4 +126,4 @@ class ErrorPages:
 
     def crash(self, request: HttpRequest, error: Exception) -> Response:
         """A bug of ours. The cause goes to the log, not to the client."""
-        return self.response(KvotaError("Something broke inside the server. This is our mistake."))
+        return self.response(our_mistake())

@@ -75,7 +75,9 @@ def create_app(parts: Parts, pages: Pages) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return NamedAnswers(app, parts.arrivals.new_id, [one.path for one in recorded])
+    endpoints = {one.path: one.endpoint for one in recorded}
+    is_direct = not parts.settings.cors_origins
+    return NamedAnswers(app, parts.arrivals.new_id, endpoints, is_direct=is_direct)
 
 
 def _generating_routes(parts: Parts) -> list[Route]:

@@ -4,10 +4,11 @@
                                   └─▶ `request_id(scope)`, for whoever logs
 
 Endpoints that keep a record of their requests name them themselves (`proxy.new_call`), so their
-streams do not pass through here.
+streams do not pass through here. They answer whatever happens themselves, too, so unless a
+middleware has to see them they are reached from here, without the application's layers between.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,20 +26,27 @@ def request_id(scope: Scope) -> str | None:
 
 
 class NamedAnswers:
-    """`name_themselves`: the paths whose POST is answered with an id already."""
+    """`recorded`: what answers a POST of these paths; straight from here if `is_direct`."""
 
     def __init__(
-        self, app: ASGIApp, new_id: Callable[[], str], name_themselves: Collection[str]
+        self,
+        app: ASGIApp,
+        new_id: Callable[[], str],
+        recorded: Mapping[str, ASGIApp],
+        *,
+        is_direct: bool,
     ) -> None:
         self._app = app
         self._new_id = new_id
-        self._name_themselves = frozenset(name_themselves)
+        self._recorded = recorded if is_direct else dict.fromkeys(recorded, app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (
-            scope["method"] == "POST" and scope["path"] in self._name_themselves
-        ):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        recorded = self._recorded.get(scope["path"]) if scope["method"] == "POST" else None
+        if recorded is not None:
+            await recorded(scope, receive, send)
             return
         name = scope[_KEY] = client_id(dict(scope["headers"])) or self._new_id()
 

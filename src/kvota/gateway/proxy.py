@@ -21,7 +21,14 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
 from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange
-from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
+from kvota.edge.problems import (
+    RawHeaders,
+    error_code,
+    error_headers,
+    error_response,
+    our_mistake,
+    outcome_of,
+)
 from kvota.edge.settings import EdgeSettings
 from kvota.gateway.attempts import Asked, Body
 from kvota.gateway.caller import Caller
@@ -81,6 +88,8 @@ class Endpoint(ABC):
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
             note_failure(call, error)
+            if isinstance(error, Exception) and not exchange.is_started:
+                await answer_failure(exchange, our_mistake(), parts.chance)
             raise
         finally:
             call.ended_s = parts.clock.now()
