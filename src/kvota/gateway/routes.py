@@ -82,14 +82,15 @@ class Route:
     versions: Mapping[str, Replicas]
     threshold: Threshold
     created: int = 0
+    backends: tuple[Backend, ...] = field(init=False)  # of all versions
+
+    def __post_init__(self) -> None:
+        versions = self.versions.values()
+        self.backends = tuple(one for version in versions for one in version.backends)
 
     @property
     def name(self) -> str:
         return self.entry.name
-
-    @property
-    def backends(self) -> tuple[Backend, ...]:
-        return tuple(one for version in self.versions.values() for one in version.backends)
 
     @property
     def has_choice(self) -> bool:

@@ -235,6 +235,8 @@ class Breaker:
         """Do what only time does: end the open time, and give up on silent probes."""
         if self._state is State.OPEN and now >= self._open_until_s:
             self._move(Event.ELAPSE)
+        if not self._probes:
+            return
         silent_since_s = now - self._settings.probe_timeout_s
         if any(probe.granted_s <= silent_since_s for probe in self._probes):
             self._trip(now)

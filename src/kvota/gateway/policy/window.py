@@ -60,6 +60,8 @@ class OutcomeWindow:
         """Empty the slices that time has passed. Returns the place of the slice of `now`."""
         num = len(self._ok)
         newest = int(now // self._slice_s)
+        if newest == self._head:
+            return newest % num
         head = newest if self._head is None else max(self._head, newest)
         for number in range(self._first_stale(head, num), head + 1):
             place = number % num
