@@ -1,19 +1,26 @@
 """How far the simulator is from the server it simulates, on traffic that neither has seen.
 
-    python -m bench.sim_vs_live [--seconds 60] [--time-scale 2] [--length-scale 16]
+    python -m bench.sim_vs_live [--rounds 4] [--seconds 130] [--learn-seconds 45] [--time-scale 3]
+    python -m bench.sim_vs_live --rounds 2 --seconds 20 --learn-seconds 15      does it run?
 
-    part 1   replayed live          ─▶ step costs and their jitter, what passes around a request
-    part 2   replayed live          ─▶ what clients saw      ┐
-             the same, simulated    ─▶ what they would       ├─▶ errors
-             replayed live, again   ─▶ what they saw then    ┘
+    round 1   other traffic, live ─▶ steps        the judged traffic, live ─▶ what clients saw
+    round 2   other traffic, live ─▶ steps        the judged traffic, live ─▶ what clients saw
+      …                               │                                       │
+                                      ▼                                       ▼
+           step costs and their jitter, what passes           all replays pooled ─┐
+           around a request ─▶ the judged traffic, simulated ─────────────────────┴▶ errors
 
-The traffic is Azure's conversation trace, shortened and stretched for a small model on a CPU; part
-2 follows part 1. Steps are recorded by the server in all parts, and those of part 2 are only
-judged. The simulator knows the node's KV memory from its metrics page. Part 2 is simulated with
-several seeds, all together, for what is left to chance. That the server itself does not answer
-twice alike on a machine that does other things now and then: the second replay shows by how much,
-and no simulator can be expected to be nearer. Takes about five minutes; run it while the machine
-has nothing else to do.
+The traffic is Azure's conversation trace, shortened and stretched for a small model on a CPU. A
+shared machine is not the same at all times; so steps are learned in every round, between the
+replays that are judged, and the same requests are replayed in every round and pooled. Every part
+has a server of its own, so no prompt is found in a prefix cache. Steps of judged parts are not
+learned from. The simulator knows the node's KV memory from its metrics page, and is run with
+several seeds for what is left to chance.
+
+The operating point is well below saturation, and is printed: near it, waits grow with every
+percent that a step is off, and the comparison would be of that.
+
+Takes about 14 minutes; run it while the machine has nothing else to do.
 """
 
 import argparse
@@ -21,15 +28,28 @@ import asyncio
 import os
 import sys
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from bench.machine import sentence, usable_threads
 from bench.server_process import kvota_server
+from bench.sim_vs_live_figures import (
+    CONFIDENCE,
+    Figure,
+    Latency,
+    Run,
+    figures_of,
+    interval,
+    of_itself,
+    percentiles,
+    summary_of,
+)
 from kvota.core.errors import Outcome
 from kvota.core.plan import Capacity
 from kvota.desk.settings import DeskSettings
@@ -40,6 +60,7 @@ from kvota.sim.calibration import (
     Calibration,
     error_of,
     fit_step_cost,
+    turns_s,
 )
 from kvota.sim.desk_door import desk_door
 from kvota.sim.node import NodeSettings
@@ -48,7 +69,6 @@ from kvota.sim.world import World, WorldSettings
 from kvota.telemetry.steps import StepRecord, read_records
 from kvota.tools.load.asked import Seen
 from kvota.tools.load.measure import Slo
-from kvota.tools.load.percentiles import percentile
 from kvota.tools.load.target import find_target
 from kvota.tools.replay.plan import Source, plan_for, read
 from kvota.tools.replay.run import replay
@@ -58,8 +78,8 @@ from kvota.traffic.arrival import Arrival, Scaling
 TRACE = Path("bench/traces/azure_conv_2023.csv.gz")
 ANY = Slo(ttft_s=inf, tpot_s=inf)  # what counts here is when, not whether it is good
 BEGIN_S = 120.0  # of the trace, which begins slowly
-SHARES = (0.5, 0.95, 0.99)
 SEEDS = range(1, 9)
+BUSY_MAX = 0.8  # of the engine's time; above, it is near saturation
 EXIT_FAR = 1
 
 
@@ -68,23 +88,21 @@ class Live:
     """One part as it went."""
 
     arrivals: list[Arrival]
+    window_s: float
     seen: list[Seen]
     steps: list[StepRecord]
     capacity: Capacity
     refusal: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Of one request, live or simulated. Seconds from when it was due."""
-
-    ttft_s: float
-    total_s: float
-    num_tokens: int
+    @property
+    def rate_rps(self) -> float:
+        return len(self.arrivals) / self.window_s
 
     @property
-    def per_token_s(self) -> float | None:
-        return (self.total_s - self.ttft_s) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+    def busy_share(self) -> float:
+        """Of the time until the last answer ended: a step was taken, or the next one prepared."""
+        last_s = max((one.scheduled_s + one.ended_s for one in self.seen), default=0.0)
+        return float(turns_s(self.steps).sum()) / max(self.window_s, last_s)
 
 
 def lived(source: Source, model: Path) -> Live:
@@ -94,11 +112,14 @@ def lived(source: Source, model: Path) -> Live:
         steps = Path(folder) / "steps.jsonl"
         with kvota_server(model, usable_threads(), ["--record-steps", str(steps)]) as server:
             url = f"http://127.0.0.1:{server.port}"
-            replayed = asyncio.run(_replayed(url, source))
+            seen, refusal = asyncio.run(_replayed(url, source))
             capacity = _capacity(url)
         with steps.open() as file:
             records = list(read_records(file))
-    return Live(recorded.arrivals, replayed[0], records, capacity, replayed[1])
+    live = Live(recorded.arrivals, recorded.window_s, seen, records, capacity, refusal)
+    if refusal is not None:
+        sys.exit(f"No comparison: {refusal}")
+    return live
 
 
 async def _replayed(url: str, source: Source) -> tuple[list[Seen], str | None]:
@@ -121,7 +142,7 @@ def _capacity(url: str) -> Capacity:
 
 
 def simulated(live: Live, fit: Calibration, seed: int) -> list[RequestRecord]:
-    """The same arrivals at the same node, under a manual clock."""
+    """The same arrivals at the same node, under a manual clock; by request."""
     desk = DeskSettings()
     node = NodeSettings(capacity=live.capacity, cost=fit.cost, jitter=fit.jitter)
     settings = WorldSettings(
@@ -135,20 +156,13 @@ def simulated(live: Live, fit: Calibration, seed: int) -> list[RequestRecord]:
     return sorted(result.records, key=lambda record: record.number)
 
 
-def made_latencies(live: Live, fit: Calibration, around_s: float) -> list[Latency]:
-    """Simulated with all seeds; where `live` has no whole answer, it counts in neither world."""
-    return [
-        Latency(one.ttft_s + around_s, one.total_s + around_s, one.num_tokens)
-        for seed in SEEDS
-        for seen, one in zip(
-            seen_latencies(live), map(_latency_of, simulated(live, fit, seed)), strict=True
-        )
-        if seen is not None and one is not None
-    ]
+def made_runs(live: Live, fit: Calibration, around_s: float) -> list[Run]:
+    """With all seeds."""
+    return [[_latency_of(one, around_s) for one in simulated(live, fit, seed)] for seed in SEEDS]
 
 
-def seen_latencies(live: Live) -> list[Latency | None]:
-    """By request; None: it was not answered in full."""
+def seen_run(live: Live) -> Run:
+    """What clients saw."""
     return [
         Latency(one.first_token_s, one.token_s[-1], one.output_tokens)
         if one.is_whole and one.first_token_s is not None
@@ -157,117 +171,124 @@ def seen_latencies(live: Live) -> list[Latency | None]:
     ]
 
 
-def _latency_of(record: RequestRecord) -> Latency | None:
+def _latency_of(record: RequestRecord, around_s: float) -> Latency | None:
     if record.outcome is not Outcome.COMPLETED or record.ttft_s is None:
         return None
     last_s = record.token_at_s[-1] - record.arrival.at_s
-    return Latency(record.ttft_s, last_s, record.output_tokens)
+    return Latency(record.ttft_s + around_s, last_s + around_s, record.output_tokens)
 
 
-def learn_around_s(live: Live, fit: Calibration) -> float:
-    """Seconds that no turn of the engine holds: HTTP and the client, by the median of part 1."""
-    seen = sorted(one.ttft_s for one in seen_latencies(live) if one is not None)
-    made = sorted(one.ttft_s for one in made_latencies(live, fit, 0.0))
+def learn_around_s(known: Sequence[Live], fit: Calibration) -> float:
+    """Seconds that no turn of the engine holds: HTTP and the client, by the medians of the TTFT."""
+    seen = _ttfts(seen_run(live) for live in known)
+    made = _ttfts(run for live in known for run in made_runs(live, fit, 0.0))
     return max(median(seen) - median(made), 0.0)
 
 
-def errors_at(live: Sequence[float], made: Sequence[float]) -> list[float]:
-    """|other / live − 1| at p50, p95 and p99 of the two distributions."""
-    true, guess = sorted(live), sorted(made)
-    return [abs(percentile(guess, at) / percentile(true, at) - 1) for at in SHARES]
+def _ttfts(runs: Iterable[Run]) -> list[float]:
+    return [one.ttft_s for run in runs for one in run if one is not None]
 
 
-Figures = dict[str, list[float]]
+def judge(known: Sequence[Live], judged: Sequence[Live]) -> bool:
+    """Compare, print, and say whether the clients' figures are near enough.
+
+    All of `judged` are of the same requests. Raises ValueError when too few steps were recorded.
+    """
+    fit = fit_step_cost([step for live in known for step in live.steps])
+    around_s = learn_around_s(known, fit)
+    print(
+        f"learned from {len(fit.jitter.factors)} steps of {len(known)} parts: {fit.cost}, "
+        f"{1000 * around_s:.2f} ms around a request"
+    )
+    figures = figures_of([*map(seen_run, judged)], made_runs(judged[0], fit, around_s))
+    num = figures["TTFT"].live.shape[1]
+    print(
+        f"compared: {num} of {len(judged[0].arrivals)} requests, which were answered in full in "
+        f"all {len(judged)} replays and {len(SEEDS)} simulations"
+    )
+    if not num:
+        raise ValueError("no request was answered in full in all of them")
+    own, own_by_figure = of_itself(figures)
+    _print_table(figures, own_by_figure)
+    found = summary_of(figures)
+    mean, at_p99 = interval(figures, np.random.default_rng(1))
+    unseen = error_of(fit.cost, [step for live in judged for step in live.steps])
+    print(f"\nsteps of the judged parts, one by one: {unseen.line()}")
+    print(
+        f"simulated against live: mean error {found.mean:.1%} ({_range(mean)}), largest at p99 "
+        f"{found.at_p99:.1%} ({_range(at_p99)}); {CONFIDENCE:.0%} bootstrap intervals"
+    )
+    print(
+        f"half of the replays against the other half: mean {own.mean:.1%}, largest at p99 "
+        f"{own.at_p99:.1%}"
+    )
+    is_near = found.mean < MEAN_ERROR_MAX and found.at_p99 < P99_ERROR_MAX
+    if not is_near:
+        print("Targets: mean below 9 %, p99 below 15 %.", file=sys.stderr)
+    return is_near
 
 
-def figures(latencies: Iterable[Latency | None]) -> Figures:
-    known = [one for one in latencies if one is not None]
-    return {
-        "TTFT": [one.ttft_s for one in known],
-        "whole answer": [one.total_s for one in known],
-        "time per token": [one.per_token_s for one in known if one.per_token_s is not None],
-    }
-
-
-def compare(live: Figures, made: Figures, again: Figures) -> tuple[list[float], list[float]]:
-    """Errors of the simulation, and of the second replay; by figure, then by share. Prints them."""
-    print("\n| ms, live / simulated / live again | p50 | p95 | p99 | off | live again off |")
+def _print_table(figures: Mapping[str, Figure], own: Mapping[str, list[float]]) -> None:
+    print("\n| ms, live / simulated | p50 | p95 | p99 | simulated off | halves of live apart |")
     print("|---|---|---|---|---|---|")
-    ours: list[float] = []
-    floor: list[float] = []
-    for name, values in live.items():
-        cells = [
-            " / ".join(
-                f"{1000 * percentile(sorted(each), at):.1f}"
-                for each in (values, made[name], again[name])
-            )
-            for at in SHARES
-        ]
-        own, noise = errors_at(values, made[name]), errors_at(values, again[name])
-        print(f"| {name} | {' | '.join(cells)} | {_shares(own)} | {_shares(noise)} |")
-        ours += own
-        floor += noise
-    return ours, floor
+    for name, figure in figures.items():
+        pairs = zip(percentiles(figure.live), percentiles(figure.made), strict=True)
+        cells = " | ".join(f"{1000 * one:.1f} / {1000 * other:.1f}" for one, other in pairs)
+        print(f"| {name} | {cells} | {_shares(figure.errors())} | {_shares(own[name])} |")
 
 
 def _shares(errors: Sequence[float]) -> str:
     return ", ".join(f"{error:.1%}" for error in errors)
 
 
-def summary(errors: Sequence[float]) -> tuple[float, float]:
-    """The mean of all errors, and the largest at p99."""
-    return sum(errors) / len(errors), max(errors[len(SHARES) - 1 :: len(SHARES)])
+def _range(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]:.1%} to {bounds[1]:.1%}"
+
+
+def _told(name: str, live: Live) -> Live:
+    """The operating point of a part, printed."""
+    print(
+        f"{name}: {len(live.arrivals)} requests, {live.rate_rps:.2f}/s, the engine busy "
+        f"{live.busy_share:.0%} of the time, {len(live.steps)} steps",
+        flush=True,
+    )
+    return live
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the simulator with a live server.")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each part, live")
-    parser.add_argument("--time-scale", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=130.0, help="of a judged part, live")
+    parser.add_argument("--learn-seconds", type=float, default=45.0, help="of the part before it")
+    parser.add_argument("--time-scale", type=float, default=3.0)
     parser.add_argument("--length-scale", type=int, default=16)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("--rounds: at least 2, or there is nothing to compare the machine with")
     model = resolve(given.model, cache_dir_of(os.environ))
     scaling = Scaling(time=given.time_scale, length=given.length_scale)
-    part_s = given.seconds / given.time_scale
-    parts = [
-        Source(path=TRACE, scaling=scaling, from_s=begin_s, until_s=begin_s + part_s)
-        for begin_s in (BEGIN_S, BEGIN_S + part_s)
-    ]
     print(f"{model.name} on {sentence()}; time x{scaling.time:g}, lengths /{scaling.length}")
-    known, judged, again = (lived(part, model) for part in (parts[0], parts[1], parts[1]))
-    for live in (known, judged, again):
-        if live.refusal is not None:
-            sys.exit(f"No comparison: {live.refusal}")
+    learn_s, judged_s = given.learn_seconds / scaling.time, given.seconds / scaling.time
+
+    def part(begin_s: float, length_s: float) -> Source:
+        return Source(path=TRACE, scaling=scaling, from_s=begin_s, until_s=begin_s + length_s)
+
+    judged_part = part(BEGIN_S + given.rounds * learn_s, judged_s)
+    known: list[Live] = []
+    judged: list[Live] = []
+    for number in range(given.rounds):
+        other = part(BEGIN_S + number * learn_s, learn_s)
+        known.append(_told(f"round {number + 1}, learned from", lived(other, model)))
+        judged.append(_told(f"round {number + 1}, judged", lived(judged_part, model)))
+    busy = fmean(live.busy_share for live in judged)
+    print(f"operating point: {judged[0].rate_rps:.2f} requests/s, the engine busy {busy:.0%}")
+    if busy > BUSY_MAX:
+        print("That is near saturation; take a larger --time-scale.", file=sys.stderr)
     try:
-        fit = fit_step_cost(known.steps)
+        sys.exit(0 if judge(known, judged) else EXIT_FAR)
     except ValueError as error:
         sys.exit(f"No comparison: {error}")
-    sys.exit(EXIT_FAR if not judge(known, judged, again, fit) else 0)
-
-
-def judge(known: Live, judged: Live, again: Live, fit: Calibration) -> bool:
-    """Compare, print, and say whether the clients' figures are near enough."""
-    around_s = learn_around_s(known, fit)
-    print(
-        f"learned from {len(known.seen)} requests and {len(known.steps)} steps: {fit.cost}, "
-        f"{1000 * around_s:.2f} ms around a request"
-    )
-    made = made_latencies(judged, fit, around_s)
-    seen, seen_again = seen_latencies(judged), seen_latencies(again)
-    num_seen, num_again = (sum(one is not None for one in each) for each in (seen, seen_again))
-    print(
-        f"of {len(seen)} requests {num_seen} were answered in full, simulated "
-        f"{len(made) / len(SEEDS):.1f} of those, in the second replay {num_again}"
-    )
-    ours, floor = compare(figures(seen), figures(made), figures(seen_again))
-    (mean, at_p99), (noise, noise_at_p99) = summary(ours), summary(floor)
-    print(f"\nsteps of part 2, one by one: {error_of(fit.cost, judged.steps).line()}")
-    print(f"simulated against live: mean error {mean:.1%}, largest at p99 {at_p99:.1%}")
-    print(f"live against itself:    mean error {noise:.1%}, largest at p99 {noise_at_p99:.1%}")
-    is_near = mean < MEAN_ERROR_MAX and at_p99 < P99_ERROR_MAX
-    if not is_near:
-        print("Targets: mean below 9 %, p99 below 15 %.", file=sys.stderr)
-    return is_near
 
 
 if __name__ == "__main__":

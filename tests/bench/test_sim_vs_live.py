@@ -1,26 +1,18 @@
-"""The arithmetic of the comparison; the live part needs a quiet machine."""
+"""The judging of the comparison; the live part needs a quiet machine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
-from bench.sim_vs_live import (
-    Latency,
-    Live,
-    errors_at,
-    figures,
-    judge,
-    learn_around_s,
-    made_latencies,
-    seen_latencies,
-    simulated,
-    summary,
-)
+from bench.sim_vs_live import Live, judge, learn_around_s, made_runs, seen_run, simulated
+from bench.sim_vs_live_figures import figures_of, summary_of
 from kvota.core.plan import Capacity
-from kvota.sim.calibration import Calibration, FitError
+from kvota.sim.calibration import Calibration, FitError, fit_step_cost
 from kvota.sim.executor import StepCost
+from kvota.sim.jitter import Jitter
 from kvota.sim.records import RequestRecord
 from kvota.telemetry.steps import StepRecord, StepTerms
 from kvota.tools.load.asked import Seen
@@ -32,13 +24,28 @@ ARRIVALS = [
     Arrival(at_s=0.07 * at, prompt_tokens=20 + at, output_tokens=6, max_tokens=6)
     for at in range(30)
 ]
-STEPS = [StepRecord(StepTerms(0, 0.0, 1, 20), 0.011)]
-EMPTY = Live(ARRIVALS, [], STEPS, CAPACITY, None)
 
 
-def fit_of(cost: StepCost, jitter: Sequence[float] = ()) -> Calibration:
+def steps_of(cost: StepCost, factors: Sequence[float] = (1.0,)) -> list[StepRecord]:
+    """What a recorder would have written of all kinds of steps."""
+    rng = Random(4)
+    drawn = [
+        StepTerms(prefill, prefill**2 / 2, decodes, decodes * 25)
+        for prefill in (0, 0, 20, 35, 50)
+        for decodes in range(1, 9)
+    ]
+    return [
+        StepRecord(one, cost.seconds(one) * factors[at % len(factors)])
+        for at, one in enumerate(rng.sample(drawn, len(drawn)) * 5)
+    ]
+
+
+EMPTY = Live(ARRIVALS, 2.1, [], steps_of(COST), CAPACITY, None)
+
+
+def fit_of(cost: StepCost, factors: Sequence[float] = (1.0,)) -> Calibration:
     unknown = FitError(1, 0.0, 0.0, 0.0, 0.0)
-    return Calibration(cost, unknown, unknown, jitter)
+    return Calibration(cost, unknown, unknown, Jitter.of([1.0] * len(factors), factors))
 
 
 def as_seen(record: RequestRecord, late_s: float) -> Seen:
@@ -54,65 +61,82 @@ def as_seen(record: RequestRecord, late_s: float) -> Seen:
 def live_of(fit: Calibration, late_s: float = 0.0, seed: int = 99) -> Live:
     """A part whose truth is the simulator itself."""
     seen = [as_seen(record, late_s) for record in simulated(EMPTY, fit, seed)]
-    return replace(EMPTY, seen=seen)
+    return replace(EMPTY, seen=seen, steps=steps_of(fit.cost, fit.jitter.factors))
 
 
 def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    live, fit = live_of(fit_of(COST)), fit_of(COST)
-    assert judge(live, live, live, fit)
-    assert "mean error 0.0%, largest at p99 0.0%" in capsys.readouterr().out
+    live = live_of(fit_of(COST))
+    assert judge([live], [live, live])
+    said = capsys.readouterr().out
+    assert "simulated against live: mean error 0.0% (0.0% to 0.0%), largest at p99 0.0%" in said
+    assert "compared: 30 of 30 requests" in said
 
 
 def test_time_around_requests_is_found_again() -> None:
     live = live_of(fit_of(COST), late_s=0.020)
-    assert learn_around_s(live, fit_of(COST)) == pytest.approx(0.020, rel=0.05)
+    assert learn_around_s([live], fit_of(COST)) == pytest.approx(0.020, rel=0.05)
 
 
-def test_a_wrong_cost_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    live, slow = live_of(fit_of(COST)), fit_of(replace(COST, base=0.02))
-    assert not judge(live, live, live, slow)
+def test_a_machine_that_changed_after_it_was_learned_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known, slower = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.02)))
+    assert not judge([known], [slower, slower])
     told = capsys.readouterr()
     assert "Targets" in told.err
-    assert "live against itself:    mean error 0.0%" in told.out
+    assert "half of the replays against the other half: mean 0.0%, largest at p99 0.0%" in told.out
+
+
+def test_what_is_slow_in_one_round_is_learned_in_it_too() -> None:
+    """A machine that takes three halves as long in every second round, as noisy neighbours do."""
+    calm, busy = (live_of(fit_of(COST, [factor])) for factor in (0.8, 1.2))
+    learned = fit_step_cost([*calm.steps, *busy.steps])
+    only_calm = fit_step_cost(calm.steps)
+    live = [seen_run(calm), seen_run(busy)]
+    near, far = (
+        summary_of(figures_of(live, made_runs(EMPTY, fit, 0.0))) for fit in (learned, only_calm)
+    )
+    assert near.mean < 0.6 * far.mean
 
 
 def test_jitter_makes_the_slow_tail_that_a_mean_has_not() -> None:
     """One step in ten takes four times as long."""
-    jitter = [Random(3).choice((0.8, 0.8, 0.6, 0.7, 4.0)) for _ in range(997)]
-    live = figures(seen_latencies(live_of(fit_of(COST, jitter))))["time per token"]
+    factors = [Random(3).choice((0.8, 0.8, 0.6, 0.7, 4.0)) for _ in range(997)]
+    live = [seen_run(live_of(fit_of(COST, factors)))]
     plain, with_jitter = (
-        figures(made_latencies(EMPTY_SEEN, fit_of(COST, each), 0.0))["time per token"]
-        for each in ((), jitter)
+        figures_of(live, made_runs(EMPTY, fit_of(COST, each), 0.0))["time per token"].errors()
+        for each in ((1.0,), factors)
     )
-    assert errors_at(live, plain)[2] > 0.15
-    assert errors_at(live, with_jitter)[2] < errors_at(live, plain)[2]
+    assert plain[2] > 0.15
+    assert with_jitter[2] < plain[2]
 
 
-def test_only_whole_answers_are_compared() -> None:
+def test_only_answers_that_were_whole_in_all_runs_are_compared() -> None:
     live = live_of(fit_of(COST))
     broken = Seen(scheduled_s=0.0, sent_s=0.0, ended_s=1.0, code="queue_full")
     part = replace(live, seen=[broken, *live.seen[1:]])
-    assert seen_latencies(part)[0] is None
-    whole = made_latencies(live, fit_of(COST), 0.0)
-    made = made_latencies(part, fit_of(COST), 0.0)
-    assert len(whole) - len(made) == len(whole) // len(ARRIVALS)
+    figures = figures_of([seen_run(part), seen_run(live)], made_runs(live, fit_of(COST), 0.0))
+    assert figures["TTFT"].live.shape == (2, 29)
+    assert figures["TTFT"].made.shape == (8, 29)
 
 
-def test_errors_are_shares_of_the_live_figure() -> None:
-    assert errors_at([1.0] * 100, [1.1] * 100) == pytest.approx([0.1] * 3)
-    assert errors_at([2.0], [1.0]) == [0.5] * 3
+def test_the_operating_point_is_how_busy_the_engine_was() -> None:
+    steps = [StepRecord(StepTerms(0, 0.0, 1, 20), 0.010, gap=0.005)] * 70
+    live = replace(EMPTY, steps=steps)
+    assert live.busy_share == pytest.approx(70 * 0.015 / 2.1)
+    assert live.rate_rps == pytest.approx(30 / 2.1)
 
 
-def test_an_answer_of_one_token_has_no_time_per_token() -> None:
-    assert Latency(0.1, 0.1, 1).per_token_s is None
-    assert Latency(0.1, 0.5, 5).per_token_s == pytest.approx(0.1)
+def test_nothing_to_compare_is_said() -> None:
+    broken = Seen(scheduled_s=0.0, sent_s=0.0, ended_s=1.0, code="queue_full")
+    live = live_of(fit_of(COST))
+    part = replace(live, seen=[broken] * 30)
+    with pytest.raises(ValueError, match="no request was answered in full"):
+        judge([live], [part, part])
 
 
-def test_the_summary_is_of_all_errors_and_of_those_at_p99() -> None:
-    errors = [0.01, 0.02, 0.12, 0.30, 0.02, 0.07]
-    mean, at_p99 = summary(errors)
-    assert mean == pytest.approx(0.09)
-    assert at_p99 == 0.12
-
-
-EMPTY_SEEN = live_of(fit_of(COST))
+def test_arrays_are_ordered_by_run_and_request() -> None:
+    live = live_of(fit_of(COST))
+    figure = figures_of([seen_run(live)], [seen_run(live)])["TTFT"]
+    seen = [one.first_token_s for one in live.seen]
+    assert np.allclose(figure.live[0], np.array(seen, dtype=float))

@@ -11,6 +11,7 @@ from kvota.scheduler.budget import SchedulerLimits
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.faults import FaultPlan
+from kvota.sim.jitter import Jitter
 from kvota.sim.leap import Leaper, Leapt
 from kvota.sim.node import NodeSettings
 from kvota.sim.random_world import draw_world
@@ -81,7 +82,9 @@ def test_busy_worlds_are_the_same(rate_rps: float, desk: DeskSettings | None) ->
 
 
 def test_worlds_whose_steps_take_longer_by_chance_are_the_same() -> None:
-    node = replace(SETTINGS.node, jitter=[0.8, 1.0, 1.7, 0.9, 3.1, 1.0, 1.1])
+    factors = [0.8, 1.0, 1.7, 0.9, 3.1, 1.0, 1.1]
+    jitter = Jitter.of([0.01 * at for at in range(1, 8)], [0.01 * one for one in factors])
+    node = replace(SETTINGS.node, jitter=jitter)
     settings = replace(SETTINGS, node=node)
     one, other = (
         World(busy(3.0), replace(settings, leaps=leaps), seed=3).run() for leaps in (True, False)

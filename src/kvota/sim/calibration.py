@@ -14,9 +14,9 @@ are scaled in the end so that all predictions add up to all that was measured.
 Coefficients are never negative; more work cannot take less time. With six columns all sixty-four
 choices of which coefficients are zero can be tried, so the constrained optimum is found exactly.
 
-The first 60 % of the records are fitted and the last 40 % judged. Targets: mean below 9 %, p99
-below 15 % out of sample. `jitter` is what the fit cannot know: measured / predicted of the fitted
-turns, in their order, so that what is slow together stays together.
+To judge the form, the first 60 % of the records are fitted and the last 40 % predicted. Targets:
+mean below 9 %, p99 below 15 % out of sample. What is handed on is fitted to all of them, with
+`jitter`: what the fit cannot know, by all turns in their order (`jitter.py`).
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvota.sim.executor import StepCost
+from kvota.sim.jitter import Jitter
 from kvota.telemetry.steps import StepRecord
 
 FITTED_SHARE = 0.6
@@ -59,7 +60,7 @@ class Calibration:
     cost: StepCost
     fitted: FitError
     unseen: FitError
-    jitter: Sequence[float]
+    jitter: Jitter
 
     @property
     def is_good(self) -> bool:
@@ -67,15 +68,15 @@ class Calibration:
 
 
 def fit_step_cost(records: Sequence[StepRecord]) -> Calibration:
-    """Raises ValueError when there are too few records to fit and to judge."""
+    """The cost by all records. Raises ValueError when they are too few to fit and to judge."""
     cut = int(len(records) * FITTED_SHARE)
     if cut < 12:
         raise ValueError(f"{len(records)} recorded steps are too few to fit; record at least 20")
     known, unseen = records[:cut], records[cut:]
-    cost = StepCost(**dict(zip(_NAMES, _fit(known), strict=True)))
-    predicted = np.array([cost.seconds(one.terms) for one in known])
-    jitter = [float(one) for one in turns_s(known) / predicted]
-    return Calibration(cost, error_of(cost, known), error_of(cost, unseen), jitter)
+    tried, cost = _cost(known), _cost(records)
+    expected = [cost.seconds(one.terms) for one in records]
+    jitter = Jitter.of(expected, turns_s(records).tolist())
+    return Calibration(cost, error_of(tried, known), error_of(tried, unseen), jitter)
 
 
 def turns_s(records: Sequence[StepRecord]) -> Array:
@@ -101,6 +102,10 @@ _NAMES = (
 def _row(record: StepRecord) -> list[float]:
     terms = record.terms
     return [1.0, terms.prefill, terms.attention, terms.decodes, terms.context, terms.prefill > 0]
+
+
+def _cost(records: Sequence[StepRecord]) -> StepCost:
+    return StepCost(**dict(zip(_NAMES, _fit(records), strict=True)))
 
 
 def _fit(records: Sequence[StepRecord]) -> list[float]:

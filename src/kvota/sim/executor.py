@@ -13,12 +13,11 @@ draw with the end token as soon as `min_tokens` allows it. So a workload sets an
 `min_tokens`, by what that field means anyway, and a preempted sequence ends where it would have.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle
 
 from kvota.core.clock import ManualClock
 from kvota.core.plan import Capacity, Chunk, ChunkResult, Draw, Sampled, StepPlan, StepResult
+from kvota.sim.jitter import Player
 from kvota.telemetry.steps import StepTerms, terms_of
 
 WORD = 0  # the token of every answer, until the end
@@ -50,8 +49,7 @@ class StepCost:
 class StepCostExecutor:
     """Answers at once and moves `clock` by the step's cost.
 
-    `jitter`: factors by which steps take longer, one after another and from the front again,
-    beginning with number `first`. Empty: every step takes what it costs.
+    Without `jitter` every step takes what it costs.
     """
 
     def __init__(
@@ -59,13 +57,10 @@ class StepCostExecutor:
         capacity: Capacity,
         cost: StepCost,
         clock: ManualClock,
-        jitter: Sequence[float] = (),
-        first: int = 0,
+        jitter: Player | None = None,
     ) -> None:
         self._cost = cost
-        self._jitter: Iterator[float] | None = None
-        if jitter:
-            self._jitter = cycle(chain(jitter[first:], jitter[:first]))
+        self._jitter = jitter
         self._capacity = capacity
         self._clock = clock
         self.busy_s = 0.0
@@ -77,7 +72,7 @@ class StepCostExecutor:
     def next_seconds(self, terms: StepTerms) -> float:
         """How long the next step takes. To be asked once for each step that is taken."""
         seconds = self._cost.seconds(terms)
-        return seconds if self._jitter is None else seconds * next(self._jitter)
+        return seconds if self._jitter is None else seconds * self._jitter.next(seconds)
 
     def execute(self, plan: StepPlan) -> StepResult:
         seconds = self.next_seconds(terms_of(plan))

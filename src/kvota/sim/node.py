@@ -1,6 +1,6 @@
 """The node of a simulated world: the live one's parts, over an executor that only counts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -16,6 +16,7 @@ from kvota.scheduler.scheduler import Scheduler
 from kvota.sim.checkers import BudgetedExecutor
 from kvota.sim.executor import StepCost, StepCostExecutor
 from kvota.sim.faults import FaultPlan, FaultyExecutor
+from kvota.sim.jitter import Jitter
 
 _VOCABULARY = Vocabulary(())  # every token reads as nothing: text costs next to nothing
 
@@ -28,7 +29,7 @@ class NodeSettings:
     cost: StepCost
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     prefix_cache: bool = True
-    jitter: Sequence[float] = ()  # of the step cost, as calibrated; beginning anywhere
+    jitter: Jitter | None = None  # of the step cost, as calibrated
 
 
 class StepCount:
@@ -54,8 +55,8 @@ class SimulatedNode:
         self, settings: NodeSettings, faults: FaultPlan, clock: ManualClock, rng: Random
     ) -> None:
         capacity, limits = settings.capacity, settings.limits
-        first = rng.randrange(len(settings.jitter)) if settings.jitter else 0
-        self.executor = StepCostExecutor(capacity, settings.cost, clock, settings.jitter, first)
+        jitter = None if settings.jitter is None else settings.jitter.player(rng)
+        self.executor = StepCostExecutor(capacity, settings.cost, clock, jitter)
         self.faulty = FaultyExecutor(self.executor, clock, faults, rng)
         executor: Executor = BudgetedExecutor(self.faulty, limits)
         self.cache = KVCache(
