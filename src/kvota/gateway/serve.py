@@ -13,7 +13,6 @@ Whatever can be wrong is found before the last step, so a gateway that listens w
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ import uvloop
 from rich.console import Console
 
 from kvota.core.clock import SystemClock
+from kvota.edge.collector import spare_what_stays
 from kvota.edge.listening import bind, http_server, listen, stop_signals
 from kvota.edge.liveness import gone_after_s
 from kvota.gateway.assembly import Gateway
@@ -74,7 +74,7 @@ async def _serve(
     server = http_server(gateway.app)
     hangup = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
-    _spare_what_stays()
+    spare_what_stays()
     listen(taken)
     show_address(screen, *taken.getsockname()[:2], is_open=gateway.door.is_open)
     listening = asyncio.create_task(server.serve(sockets=[taken]))
@@ -155,16 +155,6 @@ def _exit_status(failed: NeverServed, screen: Console) -> int:
         soft_wrap=True,
     )
     return 1
-
-
-def _spare_what_stays() -> None:
-    """What is loaded by now lives as long as the process; the collector need not see it again.
-
-    Requests leave few cycles behind, so it may look for them less often.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 async def _until_told(

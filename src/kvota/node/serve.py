@@ -27,6 +27,7 @@ from kvota.core.plan import Executor
 from kvota.desk.desk import Desk
 from kvota.desk.entry import lane_of
 from kvota.desk.forecast import Forecast
+from kvota.edge.collector import spare_what_stays
 from kvota.edge.listening import bind, bind_unix, listen
 from kvota.edge.liveness import gone_after_s
 from kvota.edge.supervision import NodeReady, announce
@@ -96,6 +97,7 @@ def run(
             screen, model, engine, desk, server, cache_dir, steps,
             tracing=_tracing(server, closing), log_requests=not supervised,
         )  # fmt: skip
+        spare_what_stays()
         listen(taken)
         _tell(screen, taken, server, ready if supervised else None)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
@@ -126,6 +128,7 @@ def _run_encoder(
             screen, model, desk, embeddings, server, cache_dir,
             tracing=_tracing(server, closing), log_requests=not supervised,
         )  # fmt: skip
+        spare_what_stays()
         listen(taken)
         ready = NodeReady(
             model=node.name,
