@@ -29,7 +29,7 @@ _ABOVE_ALL_POLICIES = 1.02
 class Claim:
     """What a ticket would take, were it granted now."""
 
-    column: IntArray  # the fields of Rows, shape (6, 1)
+    fields: tuple[int, ...]  # of Rows, in its order
     prefix_blocks: Sequence[Hashable]
     is_long: bool
     worst_tokens: int  # of its own, if every choice gets max_tokens: no policy charges more
@@ -37,7 +37,12 @@ class Claim:
     @property
     def private_prompt(self) -> int:
         """Whole blocks of prompt that only this ticket would hold."""
-        return int(self.column[_PROMPT, 0])
+        return self.fields[_PROMPT]
+
+    @property
+    def column(self) -> IntArray:
+        """The fields in the shape (6, 1), to stand beside those of the leases."""
+        return np.array(self.fields, dtype=np.int64)[:, None]
 
 
 class Ledger:
@@ -80,9 +85,8 @@ class Ledger:
         private = ticket.prompt_tokens - len(prefix) * self.block_size
         part = private % self.block_size
         prompt, own, left = private - part, part + produced, max(ticket.max_tokens - produced, 0)
-        column = ((prompt,), (own,), (produced,), (left,), (num_open,), (group,))
-        worst = self._worst_of(prompt, own, left, num_open)
-        return Claim(np.array(column, dtype=np.int64), prefix, is_long, worst)
+        fields = (prompt, own, produced, left, num_open, group)
+        return Claim(fields, prefix, is_long, self._worst_of(prompt, own, left, num_open))
 
     def need_max(self, ticket: Ticket) -> int:
         """Tokens of KV, in whole blocks, that the ticket needs if every choice gets max_tokens."""
@@ -120,9 +124,11 @@ class Ledger:
 
     def has_ample_room(self, extra: Sequence[Claim]) -> bool:
         """True only if `fits` without any guess: O(extra), and the same answer. False: unknown."""
-        worst = self._worst_tokens + sum(claim.worst_tokens for claim in extra)
-        pinned = self.pinned_tokens
-        pinned += sum(len(claim.prefix_blocks) for claim in extra) * self.block_size
+        worst, num_pinned = self._worst_tokens, len(self._pinned)
+        for claim in extra:
+            worst += claim.worst_tokens
+            num_pinned += len(claim.prefix_blocks)
+        pinned = num_pinned * self.block_size
         return worst * _ABOVE_ALL_POLICIES + pinned <= self.capacity_tokens
 
     def add(self, lease_id: str, claim: Claim) -> None:
@@ -130,7 +136,7 @@ class Ledger:
         place = len(self._ids)
         if place == self._columns.shape[1]:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
-        self._columns[:, place] = claim.column[:, 0]
+        self._columns[:, place] = claim.fields
         self._ids.append(lease_id)
         self._places[lease_id] = place
         self._claims[lease_id] = claim
