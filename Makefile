@@ -19,7 +19,7 @@ help:
 	@echo "make chaos   a gateway under load while everything around it breaks (three minutes)"
 	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
 	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
-	@echo "make bench-tools     our load tester beside aiperf, the planner beside real memory bills (minutes)"
+	@echo "make bench-tools     our load tester beside aiperf, the planner beside real memory bills (minutes; ARGS=--quick)"
 	@echo "make test-vllm       real vLLM and llama.cpp servers behind the gateway (gigabytes)"
 	@echo "make bench-desk   the desk, simulated and on the real server (over an hour; ARGS=--help)"
 
@@ -58,8 +58,8 @@ bench-gateway: $(VENV)/.dev .venv-litellm/.done
 
 bench-tools: $(VENV)/.dev .venv-aiperf/.done .venv-vllm/.done
 	status=0; \
-	  $(BIN)/python -m bench.tester_vs_aiperf || status=1; \
-	  $(BIN)/python -m bench.plan_vs_measured || status=1; \
+	  $(BIN)/python -m bench.tester_vs_aiperf $(ARGS) || status=1; \
+	  $(BIN)/python -m bench.plan_vs_measured $(ARGS) || status=1; \
 	  exit $$status
 
 chaos: $(VENV)/.dev

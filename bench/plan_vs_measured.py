@@ -1,7 +1,7 @@
 """Does `kvota plan` say what a server will really hold? Line by line, against two engines.
 
     make bench-tools
-    python -m bench.plan_vs_measured [--only kvota|vllm]
+    python -m bench.plan_vs_measured [--only kvota|vllm] [--quick]
 
 `kvota node` with the default model, in the weights and KV types it has: the plan for the memory
 that the node itself says it may use, against the bill it prints, its metrics page, and the
@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -89,12 +90,12 @@ def all_near(title: str, rows: list[Row]) -> bool:
     return all(row.is_near for row in rows)
 
 
-def measure(folder: Path, only: str | None) -> bool:
+def measure(folder: Path, only: str | None, nodes: Sequence[tuple[str, CacheType]] = NODES) -> bool:
     """Whether every line is near. Raises NotStarted and NotSaid."""
     is_good = True
     if only in (None, "kvota"):
         model = resolve(DEFAULT_MODEL, cache_dir_of(os.environ))
-        for weights, cache_type in NODES:
+        for weights, cache_type in nodes:
             title = f"kvota node, {DEFAULT_MODEL}, weights {weights}, KV {cache_type.label}"
             rows = node_rows(model, folder, weights, cache_type)
             is_good = all_near(title, rows) and is_good
@@ -107,6 +108,7 @@ def measure(folder: Path, only: str | None) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare kvota plan with real memory bills.")
     parser.add_argument("--only", choices=("kvota", "vllm"))
+    parser.add_argument("--quick", action="store_true", help="one storage of the node's weights")
     given = parser.parse_args()
     if given.only != "kvota" and not VLLM.exists():
         print(f"{VLLM} is not there; `make bench-tools` installs it.", file=sys.stderr)
@@ -114,7 +116,7 @@ def main() -> int:
     print(f"{sentence()}\n")
     with tempfile.TemporaryDirectory(prefix="kvota-plan-") as name:
         try:
-            is_good = measure(Path(name), given.only)
+            is_good = measure(Path(name), given.only, NODES[:1] if given.quick else NODES)
         except (NotStarted, NotSaid) as error:
             print(f"No comparison: {error}", file=sys.stderr)
             return EXIT_NOTHING

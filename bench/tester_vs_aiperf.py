@@ -1,7 +1,7 @@
 """Does kvota's tester measure what NVIDIA's does? Both load the same server, by turns.
 
     make bench-tools
-    python -m bench.tester_vs_aiperf [--only known|node] [--rounds 3]
+    python -m bench.tester_vs_aiperf [--only known|node] [--rounds 3] [--quick]
 
 First a server whose timing is known, because it writes down itself when requests came and tokens
 left: there each tester is held to the truth of its own runs, and to the other. Then `kvota node`
@@ -129,6 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare kvota's load tester with aiperf.")
     parser.add_argument("--only", choices=("known", "node"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round: does it all run?")
     given = parser.parse_args()
     if not AIPERF.exists():
         print(f"{AIPERF} is not there; `make bench-tools` installs it.", file=sys.stderr)
@@ -137,7 +138,11 @@ def main() -> int:
     model = resolve(DEFAULT_MODEL, cache_dir_of(os.environ))
     with tempfile.TemporaryDirectory(prefix="kvota-aiperf-") as name:
         folder = Path(name)
-        testers = Testers(rounds=given.rounds, tokenizer=folder / "tokenizer", folder=folder)
+        testers = Testers(
+            rounds=1 if given.quick else given.rounds,
+            tokenizer=folder / "tokenizer",
+            folder=folder,
+        )
         try:
             is_good = compare(testers, Halves.of_this_process(), model, given.only)
         except (NotComparable, ServerFailed) as error:

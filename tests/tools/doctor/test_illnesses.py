@@ -10,8 +10,10 @@ import pytest
 from kvota.kv.cache import KVCache
 from kvota.tools.doctor.diagnosis import diagnose
 from kvota.tools.doctor.finding import Level
+from kvota.tools.doctor.memory import GROWTH_BYTES
 from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.watch import Patient, watch
+from kvota.tools.doctor.window import Window
 from tests.support.http_client import CHAT, Reply
 from tests.support.live_node import LiveNode, live_node, until
 from tests.support.raw_http import RawConnection, post_bytes
@@ -252,6 +254,21 @@ def test_memory_that_is_never_given_back(monkeypatch: pytest.MonkeyPatch) -> Non
     found = examined.the("KV only rises: leak")
     assert "blocks belong to requests that have ended" in found.said
     assert examined.found.verdict.startswith("KV only rises: leak.")
+
+
+def test_a_process_that_grows() -> None:
+    """The node lives in this process, which takes more memory before each further look."""
+    held: list[bytes] = []
+    with live_node() as node, Patient(node.url, None) as patient:
+        readings = [patient.read(with_usage=True)]
+        for _ in range(2):
+            held.append(b"x" * (GROWTH_BYTES * 6 // 10))
+            readings.append(patient.read(with_usage=True))
+    found = diagnose(Window(readings), Targets()).findings
+    grown = next(one for one in found if one.name == "the process grows")
+    assert grown.level is Level.NOTE
+    assert "kvota bench soak" in grown.change
+    assert len(held) == 2
 
 
 def test_memory_that_is_taken_and_given_again() -> None:
