@@ -1,6 +1,7 @@
 """Models, fallback, replicas and rollouts, as clients and operators meet them."""
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -122,6 +123,17 @@ async def test_who_fails_before_content_is_followed_by_the_fallback(
         roles = [1 for part in reply.of_choice(0) if part["delta"].get("role")]
         assert len(roles) == 1
         assert len({(chunk["id"], chunk["model"]) for chunk in reply.chunks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [(fails(503), "refused: queue_full"), (fails(500), "failed")]
+)
+async def test_the_fallback_says_whether_the_first_choice_was_full_or_broken(
+    chained: GatewayWorld, a: FakeBackend, script: object, why: str
+) -> None:
+    a.script = script  # type: ignore[assignment]
+    reply = await chained.chat()
+    assert reply.headers["x-kvota-fallback"] == f"chat -> small: its backends {why}"
 
 
 async def test_when_both_fail_the_client_gets_an_http_error(
@@ -498,23 +510,30 @@ async def test_what_a_backend_still_holds_after_an_abort_is_shown_and_lent_to_no
     assert desk.snapshot().capacity_tokens == capacity
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_the_work_at_the_backend(
-    chained: GatewayWorld, a: FakeBackend
+    chained: GatewayWorld, a: FakeBackend, stream: bool
 ) -> None:
+    """C05"""
     a.script = never_ends
-    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    async with chained.http.stream("POST", CHAT, json=body) as response:
-        async for _ in response.aiter_lines():
-            break
-    async with asyncio.timeout(20):
-        await a.generations[0].is_gone.wait()
-    async with asyncio.timeout(20):
-        await chained.parts.live.wait_idle()
     desk = chained.parts.registry["a"].desk
     assert desk is not None
+    asking = asyncio.create_task(chained.chat(stream=stream))
+    async with asyncio.timeout(20):
+        while not a.generations or desk.snapshot().held_tokens < 30:  # noqa: ASYNC110 - as they come
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await a.generations[0].is_gone.wait()
+        await chained.parts.live.wait_idle()
     desk.check()
     assert desk.snapshot().held_tokens == 0
     assert await chained.metrics('kvota_gateway_requests_total{model="chat",outcome="cli') == 1
+    [line] = [line for line in chained.log.splitlines() if '"client_closed"' in line]
+    assert json.loads(line)["output_tokens"] >= 5, "what came until then is counted, once"
+    a.script = None
+    assert (await chained.chat()).headers["x-kvota-backend"] == "a", (
+        "it was not the backend's fault"
+    )
 
 
 async def test_without_models_in_the_file_those_of_the_backends_are_served(

@@ -96,7 +96,7 @@ class Dispatcher:
         error: KvotaError | None = None
         for one in chain:
             if one is not route and why is None:
-                why = "no backend could answer" if error is None else "its backends failed"
+                why = _why_not(error)
             while (target := self._pick(one, wanted, attempts)) is not None:
                 _note_target(call, target, route, why)
                 exchange.headers = [*standing, *_told(call, target)]
@@ -235,6 +235,15 @@ def _note_target(call: Call, target: Target, asked_for: Route, why: str | None) 
     call.model = target.route.name
     if target.route is not asked_for:
         call.fallback = f"{asked_for.name} -> {target.route.name}: {why}"
+
+
+def _why_not(error: KvotaError | None) -> str:
+    """What kept a model from answering, for whoever hears of its fallback."""
+    if error is None:
+        return "no backend could answer"
+    if isinstance(error, Refused):
+        return f"its backends refused: {error.reason.value}"
+    return "its backends failed"
 
 
 def _told(call: Call, target: Target) -> RawHeaders:
