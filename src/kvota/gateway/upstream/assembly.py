@@ -55,7 +55,10 @@ class Assembler:
         self._join_texts()
         chunk: dict[str, Any] = msgspec.json.decode(value)
         for part in chunk.pop("choices", ()):
-            choice = self._choices.setdefault(part.get("index", 0), {"index": 0})
+            index = part.get("index", 0)
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {"index": 0}
             _merge(choice, part)
         for name, said in chunk.items():
             if said is not None:
@@ -81,30 +84,24 @@ class Assembler:
         if self._texts:
             choice, field = self._choices[self._texts_of[0]], self._texts_of[1]
             holder = choice["delta"] if field == "content" else choice
-            holder[field] = _joined(field, holder.get(field), "".join(self._texts))
+            _merge(holder, {field: "".join(self._texts)})
             self._texts.clear()
 
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     for name, value in part.items():
+        old = whole.get(name)
         if value is None:
             whole.setdefault(name, None)
         elif name == "tool_calls":
             _merge_calls(whole.setdefault(name, []), value)
+        elif type(value) is dict:
+            merged = whole[name] = old if type(old) is dict else {}
+            _merge(merged, value)
+        elif type(old) is type(value) and (name in _JOINED or type(value) is list):
+            whole[name] = old + value  # two texts, or two lists
         else:
-            whole[name] = _joined(name, whole.get(name), value)
-
-
-def _joined(name: str, old: Any, new: Any) -> Any:
-    if isinstance(new, dict):
-        merged = dict(old) if isinstance(old, dict) else {}
-        _merge(merged, new)
-        return merged
-    if isinstance(new, list) and isinstance(old, list):
-        return old + new
-    if name in _JOINED and isinstance(old, str):
-        return old + new
-    return new
+            whole[name] = value
 
 
 def _merge_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:

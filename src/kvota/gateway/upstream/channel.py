@@ -14,6 +14,7 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 BUFFERED_BYTES_MAX: Final = 256 * 1024
+_EARLY_S: Final = 0.005  # a timer may fire a little too soon
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a head, and of all else that is no body, at a time
 
 
@@ -34,6 +35,8 @@ class Channel(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # without a call of ours for each chunk
         self._parser = HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(
             lenient_headers=True,
@@ -42,8 +45,10 @@ class Channel(asyncio.Protocol):
         )
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._pieces: list[bytes] = []
-        self._num_bytes = 0  # in _pieces
+        self._give_up_s = inf  # when whoever waits has waited enough
+        self._look: asyncio.TimerHandle | None = None
+        self._looks_s = inf  # when it looks whether that is so
+        self._num_bytes = 0  # that brought what is in _pieces
         self._num_other_bytes = 0  # since the request, or the last of the body: heads, trailers
         self._is_paused = False
         self._error: ChannelError | None = None
@@ -110,13 +115,29 @@ class Channel(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         waiter = self._waiter = self._loop.create_future()
-        timer = None if wait_s == inf else self._loop.call_later(wait_s, _end_wait, waiter)
+        self._give_up_s = self._loop.time() + wait_s
+        if self._give_up_s < self._looks_s:
+            self._look_at(self._give_up_s)
         try:
             await waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+
+    def _look_at(self, time_s: float) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        self._looks_s = time_s
+        self._look = self._loop.call_at(time_s, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        """One timer for wait after wait: it is early for all but those that are too long."""
+        self._look, self._looks_s = None, inf
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._give_up_s - self._loop.time() > _EARLY_S:
+            self._look_at(self._give_up_s)
+        else:
+            self._waiter.set_exception(TimeoutError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -138,17 +159,32 @@ class Channel(asyncio.Protocol):
             self.close()
             return
         self._num_other_bytes += len(data)
+        num_pieces = len(self._pieces)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._cannot_read(error)
             return
+        if len(self._pieces) > num_pieces:
+            self._num_other_bytes = 0
+            self._hold_back(len(data))
         if self._num_other_bytes > HEAD_BYTES_MAX:
             self._cannot_read(ValueError("its head, or what follows its body, is too long"))
         elif self._pieces or self.is_complete:
             self._wake()
 
+    def _hold_back(self, num_bytes: int) -> None:
+        """So many more have come for a reader that may be slow."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > BUFFERED_BYTES_MAX and not self._is_paused:
+            assert self._transport is not None
+            self._is_paused = True
+            self._transport.pause_reading()
+
     def connection_lost(self, error: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         if self._has_head and self._is_to_end and error is None:
             self.is_complete = True
             self._wake()
@@ -182,21 +218,7 @@ class Channel(asyncio.Protocol):
         self._is_to_end = not (is_chunked or b"content-length" in named)
         self._wake()
 
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-        self._num_bytes += len(body)
-        self._num_other_bytes = 0
-        if self._num_bytes > BUFFERED_BYTES_MAX and not self._is_paused:
-            assert self._transport is not None
-            self._is_paused = True
-            self._transport.pause_reading()
-
     def on_message_complete(self) -> None:
         if self._has_head:  # else an interim answer
             self.is_complete = True
             self._keeps_alive = self._parser.should_keep_alive()
-
-
-def _end_wait(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())

@@ -23,6 +23,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._head = self._tail = b""
+        self._num_head = self._num_tail = self._num_both = 0  # bytes of them
         self._num_looks = 0
         self.choice = 0  # that the chunks speak of
         self.field = ""  # the name of their text
@@ -46,18 +47,21 @@ class Likeness:
             return False
         self.choice, self.field, _ = simple
         self._head, self._tail = head, tail
+        self._num_head, self._num_tail = len(head), len(tail)
+        self._num_both = len(head) + len(tail)
         return True
 
     def text(self, value: bytes) -> str | None:
         """The text of a chunk like the one learned; None: decode it."""
-        head, tail = self._head, self._tail
-        if not (head and value.startswith(head) and value.endswith(tail)):
+        end = len(value) - self._num_tail
+        if not (self._num_head < end and value.startswith(self._head)):
             return None
-        begin, end = len(head), len(value) - len(tail)
-        if begin >= end or _PLAIN.fullmatch(value, begin, end) is None:
+        if not (self._num_both and value.endswith(self._tail)):
+            return None
+        if _PLAIN.fullmatch(value, self._num_head, end) is None:
             return None
         try:
-            return value[begin:end].decode()
+            return value[self._num_head : end].decode()
         except UnicodeDecodeError:
             return None
 

@@ -158,7 +158,8 @@ class Passage:
             raise BrokenEvent("one chunk speaks of a choice twice")
         ended = self._ended_before(parts)
         self._count(parts, chunk.usage, ended, now)
-        if self._filter is None and not ended and self.has_content and self.likeness.learn(value):
+        may_learn = self._filter is None and not ended and self.has_content and _may_repeat(parts)
+        if may_learn and self.likeness.learn(value):
             self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
 
@@ -327,3 +328,8 @@ class Passage:
         stream = f"{choice}:{name}"
         allowed = self._filter.feed(stream, text) if text else ""
         return allowed + self._filter.finish(stream) if is_last else allowed
+
+
+def _may_repeat(parts: Sequence[Part]) -> bool:
+    """Another chunk may be like this one: it says something of one choice that does not end it."""
+    return len(parts) == 1 and not parts[0].finish_reason
