@@ -50,6 +50,7 @@ def first_answer(server: LightServe) -> Reply:
 def test_a_killed_node_hangs_nobody_and_answers_again_after_its_load_time(
     server: LightServe,
 ) -> None:
+    """E01"""
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         before = server.node_pid
         load_s = server.metric("kvota_gateway_node_load_seconds")
@@ -85,6 +86,7 @@ def test_while_the_node_is_away_clients_are_told_when_to_come_back(server: Light
 
 
 def test_a_node_that_hangs_is_replaced_and_its_streams_end(server: LightServe) -> None:
+    """E02"""
     before = server.node_pid
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         running = streams(server, pool)

@@ -143,11 +143,13 @@ def test_a_fork_keeps_the_hashes_and_goes_its_own_way() -> None:
 
 
 def test_the_hash_is_sha256_over_the_parent_and_64_bit_little_endian_tokens() -> None:
+    """D01"""
     expected = sha256(b"parent" + (1).to_bytes(8, "little") + (2**40).to_bytes(8, "little"))
     assert sha256_block(b"parent", [1, 2**40]) == expected.digest()
 
 
 def test_the_hash_does_not_depend_on_the_process() -> None:
+    """D01"""
     program = (
         "from kvota.kv.prefix import root_hash, sha256_block;"
         "print(sha256_block(root_hash('m', 's'), [1, 2]).hex())"

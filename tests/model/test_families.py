@@ -240,7 +240,7 @@ def test_a_stretched_table_in_a_gguf_is_used(tmp_path: Path) -> None:
 def test_an_odd_vocabulary_is_sampled_to_its_last_token_and_not_beyond(
     suffix: str, tmp_path: Path
 ) -> None:
-    """Flat logits: over 1,000 draws nearly every one of the 323 tokens comes up."""
+    """J06. Flat logits: over 1,000 draws nearly every one of the 323 tokens comes up."""
     architecture = tiny_architecture("llama", vocab_size=323)
     if suffix == "gguf":
         path = write_gguf(tmp_path / "tiny.gguf", architecture=architecture).path

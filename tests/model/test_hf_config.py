@@ -53,6 +53,9 @@ def test_without_architectures_the_model_type_decides() -> None:
     assert read("qwen3", architectures=None).family == "qwen3"
 
 
+# J03: every spelling of rope scaling; the arithmetic is in test_rope.py and test_families.py.
+
+
 @pytest.mark.parametrize(
     "scaling",
     [

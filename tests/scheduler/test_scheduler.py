@@ -287,6 +287,8 @@ def test_eight_questions_over_one_text_equal_a_run_without_the_cache() -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 32])
 def test_two_hundred_prompts_whose_hashes_collide_get_their_own_answers(num_bytes: int) -> None:
+    """D01"""
+
     def weak(parent: bytes, tokens: list[int]) -> bytes:
         return repr((parent, tokens)).encode()[-num_bytes:] if num_bytes else b""
 
