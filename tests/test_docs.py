@@ -1,6 +1,7 @@
 """What the documents list is what the code has: nothing is missing, nothing is made up."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -111,6 +112,32 @@ def test_every_metric_is_named() -> None:
             )
         }
         assert ticked == names, which
+
+
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text("utf-8")
+
+
+def test_every_package_is_in_the_map_and_every_file_it_names_is_there() -> None:
+    packages = {one.name for one in SOURCE.iterdir() if any(one.glob("*.py"))}
+    rows = re.findall(r"^\| `([a-z]+)` \|", ARCHITECTURE, re.MULTILINE)
+    assert sorted(rows) == sorted(packages)
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", ARCHITECTURE)
+    assert named
+    assert [name for name in named if not (SOURCE / name).exists()] == []
+
+
+def test_the_layers_are_those_that_the_linter_holds() -> None:
+    told = ARCHITECTURE.split("```\ncli · cli_*\n")[1].split("```")[0]
+    rows = [re.split(r"\s{2,}", line)[0] for line in told.splitlines() if line.strip()]
+    shown = [set(row.split(" | ")) for row in rows]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    [layers] = [
+        one["layers"]
+        for one in settings["tool"]["importlinter"]["contracts"]
+        if one["type"] == "layers"
+    ]
+    held = [set(re.findall(r"kvota\.(\w+)", row)) for row in layers]
+    assert shown == held[held.index({"config"}) :]
 
 
 def test_bands_are_those_of_the_header() -> None:
