@@ -92,6 +92,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def start(self, num_blocks: int) -> None:
         self.pool, self.forgotten = new_pool(num_blocks)
         self.num_blocks = num_blocks
+        self.touched: set[int] = set()
         self.held: list[int] = []  # one entry per reference
         self.indexed: set[int] = set()
         self.evictable: list[int] = []  # in the order in which they must go
@@ -101,6 +102,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def take(self) -> None:
         has_free = len(set(self.held)) + len(self.evictable) < self.num_blocks
         block = self.pool.take()
+        self.touched.add(block)
         assert block not in self.held
         if not has_free:
             assert block == self.evictable.pop(0) == self.forgotten[-1]
@@ -139,6 +141,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert self.pool.num_used == len(set(self.held))
         assert self.pool.num_available == self.num_blocks - len(set(self.held))
         assert self.pool.num_evictions == len(self.forgotten)
+        assert self.pool.num_touched == len(self.touched)
 
 
 TestPoolAgainstModel = PoolAgainstModel.TestCase

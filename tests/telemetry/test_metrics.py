@@ -28,6 +28,7 @@ GAUGES = EngineGauges(
     num_blocks_free=3,
     num_blocks_cached=2,
     num_blocks_used=5,
+    kv_touched_bytes=7_340_032,
     block_size=32,
     num_running=4,
     num_waiting=1,
@@ -66,6 +67,7 @@ def test_gauges_are_what_the_engine_says_at_the_scrape() -> None:
     assert found['kvota_kv_blocks{state="free"}'] == 3
     assert found['kvota_kv_blocks{state="cached"}'] == 2
     assert found['kvota_kv_blocks{state="used"}'] == 5
+    assert found["kvota_kv_touched_bytes"] == 7_340_032
     assert found["kvota_kv_blocks_held_after_abort"] == 0
     assert found['kvota_requests_running{lane="short"}'] == 4
     assert found['kvota_requests_running{lane="long"}'] == 1

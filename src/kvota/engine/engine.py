@@ -307,6 +307,7 @@ class Engine:
             num_blocks_free=now.cache.free,
             num_blocks_cached=now.cache.cached,
             num_blocks_used=now.cache.used,
+            kv_touched_bytes=now.cache.touched * self._executor.capacity.bytes_per_block,
             num_blocks_held_after_abort=self._scheduler.num_orphaned_blocks,
             block_size=now.cache.block_size,
             num_running=now.running,

@@ -51,6 +51,7 @@ class CacheSnapshot:
     free: int
     used: int
     cached: int
+    touched: int  # ever used since the start
     evictions: int  # since the start
     prefix_queried_tokens: int  # tokens of all reserves that could read the prefix cache
     prefix_hit_tokens: int  # of those, the tokens found
@@ -193,6 +194,7 @@ class KVCache:
             free=pool.num_free,
             used=pool.num_used,
             cached=pool.num_evictable,
+            touched=pool.num_touched,
             evictions=pool.num_evictions,
             prefix_queried_tokens=self._queried_tokens,
             prefix_hit_tokens=self._hit_tokens,

@@ -26,6 +26,7 @@ class BlockPool:
         self.num_evictions = 0
         self._forget = forget
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
+        self._num_untouched = num_blocks
         self._references = [0] * num_blocks
         self._is_indexed = bytearray(num_blocks)
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -47,6 +48,11 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
 
+    @property
+    def num_touched(self) -> int:
+        """Blocks that were ever taken. The free ones are a stack: the rest lies at its bottom."""
+        return self.num_blocks - self._num_untouched
+
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1
 
@@ -57,6 +63,7 @@ class BlockPool:
         """A block of its own for the caller, evicting the oldest cached one if none is free."""
         if self._free:
             block = self._free.pop()
+            self._num_untouched = min(self._num_untouched, len(self._free))
         else:
             block, _ = self._evictable.popitem(last=False)
             self._is_indexed[block] = False

@@ -27,12 +27,17 @@ _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGauges:
-    """The engine at the end of its latest step. Counts are blocks or choices."""
+    """The engine at the end of its latest step. Counts are blocks or choices.
+
+    The KV cache is reserved whole at the start; the operating system gives a block's memory when
+    it is first written. `kv_touched_bytes` is what it has given.
+    """
 
     num_blocks: int = 0
     num_blocks_free: int = 0
     num_blocks_cached: int = 0  # free to take, but still holding a reusable prefix
     num_blocks_used: int = 0
+    kv_touched_bytes: int = 0
     num_blocks_held_after_abort: int = 0
     block_size: int = 0
     num_running: int = 0
@@ -244,6 +249,11 @@ class _GaugePage(Collector):
         blocks.add_metric(["cached"], now.num_blocks_cached)
         blocks.add_metric(["used"], now.num_blocks_used)
         yield blocks
+        yield _gauge(
+            "kvota_kv_touched_bytes",
+            "Memory of the KV blocks that were ever used: the part of the cache that is resident.",
+            now.kv_touched_bytes,
+        )
         running = GaugeMetricFamily(
             "kvota_requests_running", "Requests that hold KV.", labels=["lane"]
         )

@@ -30,6 +30,7 @@ class SimServer:
     per_long_s: float = 0.0
     memory: Callable[[float], float] = lambda _: 1e9
     kv_lost: float = 0.0  # share of the KV memory that is not given back
+    kv_touched: Callable[[float], float | None] = lambda _: None
     num_running: int = 0
     num_waiting: int = 0
     num_long: int = 0
@@ -72,7 +73,8 @@ class SimServer:
             self._began_s = self.clock.now()
         at_s = self.clock.now() - self._began_s
         kv = 0.02 * self.num_running + (self.kv_lost if at_s > 60 else 0.0)
-        return Gauges(self.memory(at_s), kv, self.num_running + self.num_waiting)
+        num_open = self.num_running + self.num_waiting
+        return Gauges(self.memory(at_s), kv, num_open, self.kv_touched(at_s))
 
     async def _serve(self, asked: Asked, due_s: float, tokens: list[float]) -> None:
         await self._place()

@@ -10,6 +10,7 @@ from tests.support.live_node import LiveNode
 OURS = """\
 process_resident_memory_bytes 5e+08
 kvota_kv_cache_usage_ratio 0.25
+kvota_kv_touched_bytes 3e+08
 vllm:kv_cache_usage_perc{model_name="m"} 0.99
 kvota_requests_running{lane="short"} 2
 kvota_requests_running{lane="long"} 1
@@ -27,7 +28,7 @@ kvota_gateway_backend_requests_waiting{backend="a"} 2
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (OURS, Gauges(5e8, 0.25, 7.0)),
+        (OURS, Gauges(5e8, 0.25, 7.0, 3e8)),
         (SGLANG, Gauges(None, 0.5, 3.0)),
         (GATEWAY, Gauges(None, 0.125, 5.0)),
         ("", Gauges()),

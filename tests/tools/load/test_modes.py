@@ -146,6 +146,23 @@ def test_a_leak_is_found_with_its_slope() -> None:
     assert report.verdict.startswith("Memory leaks: 7")
 
 
+def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:
+    grown = noisy(lambda at_s: 1000 * MIB + at_s * MIB)
+    found = soaked(SimServer(memory=grown, kv_touched=lambda at_s: at_s * MIB))
+    assert found.memory_trend is not None
+    assert found.memory_trend.verdict is Verdict.STEADY
+    assert found.is_good
+    assert re.search(r"Not counted: 5\d\d\.\d MiB of reserved KV", soak_report(found, {}).verdict)
+
+
+def test_a_leak_beside_kv_blocks_is_still_a_leak() -> None:
+    grown = noisy(lambda at_s: 1000 * MIB + at_s * MIB * 1.2)
+    found = soaked(SimServer(memory=grown, kv_touched=lambda at_s: at_s * MIB))
+    assert found.memory_trend is not None
+    assert found.memory_trend.slope.per_s == pytest.approx(MIB / 5, rel=0.1)
+    assert soak_report(found, {}).verdict.startswith("Memory leaks: 7")
+
+
 def test_kv_that_does_not_come_back_is_found() -> None:
     found = soaked(SimServer(kv_lost=0.05), minutes=2)
     assert found.is_kv_back is False

@@ -13,6 +13,7 @@ from kvota.tools.server import authorization
 from kvota.tools.top.samples import Samples
 
 MEMORY: Final = ("process_resident_memory_bytes", "kvota_gateway_node_resident_bytes")
+KV_TOUCHED: Final = ("kvota_kv_touched_bytes",)
 KV: Final = (
     "kvota_kv_cache_usage_ratio",
     "vllm:kv_cache_usage_perc",
@@ -36,17 +37,22 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """One look. None: the server does not say."""
+    """One look. None: the server does not say.
+
+    `kv_touched_bytes`, part of `memory_bytes`, is of the KV blocks that were ever used.
+    """
 
     memory_bytes: float | None = None
     kv_share: float | None = None
     num_open: float | None = None
+    kv_touched_bytes: float | None = None
 
     @classmethod
     def of(cls, samples: Samples) -> "Gauges":
         running, waiting = _first(samples, RUNNING), _first(samples, WAITING)
         num_open = None if running is None else running + (waiting or 0.0)
-        return cls(_first(samples, MEMORY), _first(samples, KV), num_open)
+        touched = _first(samples, KV_TOUCHED)
+        return cls(_first(samples, MEMORY), _first(samples, KV), num_open, touched)
 
 
 class Page(Protocol):

@@ -1,6 +1,7 @@
 """A steady load for a long time: does memory grow, do answers slow down, does KV come back?
 
-The server's memory and KV use are read from its metrics page every few seconds, the time to first
+The server's memory (but for KV blocks that were reserved at the start and are used for the first
+time) and KV use are read from its metrics page every few seconds, the time to first
 token at each request. `leak.trend` judges each series after its warm-up. When the load is over and
 nothing is open, KV use must be what it was before.
 """
@@ -8,7 +9,7 @@ nothing is open, KV use must be what it was before.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvota.tools.load.bench import Bench, NothingServed, first_error
 from kvota.tools.load.gauges import Gauges
@@ -33,14 +34,22 @@ ReadMemory = Callable[[], float | None]
 
 @dataclass(slots=True)
 class Looks:
-    """Series of (seconds, value)."""
+    """Series of (seconds, value).
+
+    A KV cache that was reserved at the start becomes resident block by block, as blocks are used
+    for the first time. That is no leak, so `memory_bytes` leaves those blocks out, where the
+    server says how much they are.
+    """
 
     memory_bytes: list[tuple[float, float]] = field(default_factory=list)
+    kv_touched_bytes: list[tuple[float, float]] = field(default_factory=list)
     kv_share: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, at_s: float, seen: Gauges) -> None:
         if seen.memory_bytes is not None:
-            self.memory_bytes.append((at_s, seen.memory_bytes))
+            self.memory_bytes.append((at_s, seen.memory_bytes - (seen.kv_touched_bytes or 0.0)))
+        if seen.kv_touched_bytes is not None:
+            self.kv_touched_bytes.append((at_s, seen.kv_touched_bytes))
         if seen.kv_share is not None:
             self.kv_share.append((at_s, seen.kv_share))
 
@@ -61,6 +70,12 @@ class Soak:
     kv_before: float | None
     kv_after: float | None
     complaint: str | None
+
+    @property
+    def kv_first_used_bytes(self) -> float:
+        """Of the reserved KV cache, what became resident during the load."""
+        touched = self.looks.kv_touched_bytes
+        return touched[-1][1] - touched[0][1] if touched else 0.0
 
     @property
     def is_kv_back(self) -> bool | None:
@@ -116,7 +131,7 @@ async def _look_on(bench: Bench, looks: Looks, every_s: float, read: ReadMemory)
         gauges = await bench.page.look()
         own = read()
         if own is not None:
-            gauges = Gauges(own, gauges.kv_share, gauges.num_open)
+            gauges = replace(gauges, memory_bytes=own)
         looks.add(bench.clock.now() - start_s, gauges)
         await asyncio.sleep(every_s)
 

@@ -40,6 +40,11 @@ def verdict(result: Soak) -> str:
     if result.complaint:
         return f"Refused: {result.complaint}"
     answers = [_memory_words(result.memory_trend), _ttft_words(result.ttft_trend)]
+    if result.kv_first_used_bytes:
+        first_used = mib(result.kv_first_used_bytes)
+        answers.insert(
+            1, f"Not counted: {first_used} of reserved KV blocks, used for the first time."
+        )
     match result.is_kv_back:
         case True:
             answers.append("KV memory is back to what it was.")
@@ -76,7 +81,9 @@ def _ttft_words(ttft: Trend) -> str:
 def _table(result: Soak) -> Table:
     rows = []
     if result.memory_trend is not None:
-        rows.append(_cells("memory", result.memory_trend, mib))
+        is_net = bool(result.looks.kv_touched_bytes)
+        name = "memory without KV blocks" if is_net else "memory"
+        rows.append(_cells(name, result.memory_trend, mib))
     rows.append(_cells("TTFT", result.ttft_trend, lambda value: f"{ms(value)} ms"))
     before, after = result.kv_before, result.kv_after
     if before is not None and after is not None:
@@ -105,7 +112,8 @@ def _charts(result: Soak) -> list[str]:
     charts = []
     if result.looks.memory_bytes:
         points = [(at, value / 2**20) for at, value in result.looks.memory_bytes]
-        charts.append(_chart("memory, MiB", points, from_zero=False))
+        label = "memory without KV blocks, MiB" if result.looks.kv_touched_bytes else "memory, MiB"
+        charts.append(_chart(label, points, from_zero=False))
     charts.append(_chart("TTFT, ms", [(at, 1000 * value) for at, value in result.ttft_points]))
     if result.looks.kv_share:
         points = [(at, 100 * value) for at, value in result.looks.kv_share]
