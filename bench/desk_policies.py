@@ -12,6 +12,9 @@ speeds stay what they are, and only become coarser.
 Recomputation is cheap where prompts are read at 20,000 tokens per second and what a preempted
 request had computed is found in the prefix cache, unless others have needed the memory; it is dear
 at 5,000 tokens per second and without such a cache.
+
+Besides the policies that a server can have, one knows every length beforehand (`desk_knowing.py`):
+what it does not reach, no guess of lengths does in this order of the line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from bench.desk_knowing import KnowingDoors, telling
 from kvota.core.plan import Capacity
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
@@ -94,8 +98,10 @@ POLICIES: dict[str, dict[str, object]] = {
     "forecast z=1": {"admission": Admission.FORECAST, "risk": 1.0},
     "forecast z=2": {"admission": Admission.FORECAST, "risk": 2.0},
     "forecast z=3": {"admission": Admission.FORECAST, "risk": 3.0},
+    "knows lengths": {},
 }
 OURS = "forecast z=2"
+KNOWING = "knows lengths"  # for reference: it is no policy that a server can have
 
 
 LOADS = (0.8, 1.0, 1.5)  # of capacity
@@ -205,7 +211,10 @@ def run(job: Job, seed: int) -> WorldResult:
         returns_max=job.returns_max,
         scaling=scaling,
     )
-    door = desk_door(_desk(workload, job.policy), Scaling(length=workload.length).apply(known))
+    desk = _desk(workload, job.policy)
+    if job.policy == KNOWING:
+        return World(telling(arrivals), world, seed=seed, door=KnowingDoors(desk)).run()
+    door = desk_door(desk, Scaling(length=workload.length).apply(known))
     return World(arrivals, world, seed=seed, door=door).run()
 
 
