@@ -152,22 +152,36 @@ def test_bytes_laid_out_in_any_way_are_read_as_a_decoder_reads_them(
             assert (found, sharp.likeness.choice) == (said, choice.get("index", 0))
 
 
-@given(streams)
-def test_an_answer_is_put_together_the_same(stream: list[tuple[Any, str]]) -> None:
-    passage = Passage(Ask(is_stream=False, num_choices=2), watcher=Heard())
-    sharp, blind = Assembler(), Assembler()
-    for number, value in enumerate(values_of(stream)):
-        passed = passage.take(value, number)
-        if passed is None:
-            continue
-        blind.add(passed)
-        if passage.alike_text is None:
-            sharp.add(passed)
-        else:
-            alike = passage.likeness
-            sharp.add_text(alike.choice, alike.field, passage.alike_text, len(passed))
-    assert sharp.body({}) == blind.body({})
-    assert sharp.num_bytes == blind.num_bytes
+@given(streams, st.integers(1, 12))
+def test_an_answer_is_put_together_the_same(
+    stream: list[tuple[Any, str]], num_together: int
+) -> None:
+    """Whether its chunks come one by one or many in one read."""
+    ask = Ask(is_stream=False, num_choices=2)
+    heard, heard_blind = Heard(), Heard()
+    sharp, blind = Passage(ask, watcher=heard), Passage(ask, watcher=heard_blind)
+    blind.likeness = Blind()
+    whole, whole_blind = Assembler(), Assembler()
+    values = values_of(stream)
+    for start in range(0, len(values), num_together):
+        together, at = values[start : start + num_together], 0
+        while at < len(together):
+            if texts := sharp.take_alike(together, at, start):
+                alike, num_bytes = sharp.likeness, sum(map(len, together[at : at + len(texts)]))
+                whole.add_texts(alike.choice, alike.field, texts, num_bytes)
+                at += len(texts)
+                continue
+            if (passed := sharp.take(together[at], start)) is not None:
+                whole.add(passed)
+            at += 1
+        for value in together:
+            if (passed := blind.take(value, start)) is not None:
+                whole_blind.add(passed)
+        sharp.report()
+        blind.report()
+        assert sharp.tally == blind.tally
+    assert whole.body({}) == whole_blind.body({})
+    assert heard.said == heard_blind.said
 
 
 def learned(value: bytes) -> Likeness:

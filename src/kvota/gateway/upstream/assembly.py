@@ -5,7 +5,7 @@ are joined, a tool call is found by its index, and of everything else the latest
 null counts. So fields that only one backend knows arrive as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -64,13 +64,13 @@ class Assembler:
             if said is not None:
                 self._head.setdefault(name, said)
 
-    def add_text(self, choice: int, field: str, text: str, num_bytes: int) -> None:
-        """A chunk like one that was added, but for its text (`likeness.py`)."""
+    def add_texts(self, choice: int, field: str, texts: Sequence[str], num_bytes: int) -> None:
+        """Chunks like one that was added, but for their text (`likeness.py`)."""
         self.num_bytes += num_bytes
         if self._texts_of != (choice, field):
             self._join_texts()
             self._texts_of = choice, field
-        self._texts.append(text)
+        self._texts += texts
 
     def body(self, usage: Mapping[str, Any]) -> AssembledBody:
         """Raises msgspec.MsgspecError when the top level is not what it must be."""
@@ -90,7 +90,7 @@ class Assembler:
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     for name, value in part.items():
-        old = whole.get(name)
+        old: Any = whole.get(name)
         if value is None:
             whole.setdefault(name, None)
         elif name == "tool_calls":

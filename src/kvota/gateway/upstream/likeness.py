@@ -8,6 +8,8 @@ else, an escape inside the text included, is for the decoder.
 """
 
 import re
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +25,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._head = self._tail = b""
-        self._num_head = self._num_tail = self._num_both = 0  # bytes of them
+        self._num_head = self._num_tail = 0  # bytes
         self._num_looks = 0
         self.choice = 0  # that the chunks speak of
         self.field = ""  # the name of their text
@@ -48,22 +50,29 @@ class Likeness:
         self.choice, self.field, _ = simple
         self._head, self._tail = head, tail
         self._num_head, self._num_tail = len(head), len(tail)
-        self._num_both = len(head) + len(tail)
         return True
 
     def text(self, value: bytes) -> str | None:
         """The text of a chunk like the one learned; None: decode it."""
-        end = len(value) - self._num_tail
-        if not (self._num_head < end and value.startswith(self._head)):
+        begin, end = self._num_head, len(value) - self._num_tail
+        if not (0 < begin < end and value.startswith(self._head) and value.endswith(self._tail)):
             return None
-        if not (self._num_both and value.endswith(self._tail)):
-            return None
-        if _PLAIN.fullmatch(value, self._num_head, end) is None:
+        if _PLAIN.fullmatch(value, begin, end) is None:
             return None
         try:
-            return value[self._num_head : end].decode()
+            return value[begin:end].decode()
         except UnicodeDecodeError:
             return None
+
+    def texts(self, values: Sequence[bytes], at: int) -> list[str]:
+        """The texts of as many chunks from `at` on as are like the one learned, one by one."""
+        found: list[str] = []
+        for value in islice(values, at, None):
+            text = self.text(value)
+            if text is None:
+                break
+            found.append(text)
+        return found
 
 
 def _only_text(value: bytes) -> tuple[int, str, str] | None:
@@ -83,11 +92,11 @@ def _only_text(value: bytes) -> tuple[int, str, str] | None:
     text = holder.pop(field, None)
     if delta is not None and isinstance(delta.get("role"), str):
         del delta["role"]
-    others = [*part.values(), *(delta or {}).values()]
-    if not isinstance(text, str) or any(one is not None for one in others):
+    others = {*map(type, part.values()), *map(type, (delta or {}).values())}
+    if not isinstance(text, str) or others - {type(None)}:
         return None
     return index, field, text
 
 
 def _is_flat(fields: dict[str, Any]) -> bool:
-    return not any(isinstance(one, dict | list) for one in fields.values())
+    return {dict, list}.isdisjoint(map(type, fields.values()))

@@ -163,16 +163,31 @@ class Passage:
             self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
 
+    def take_alike(self, values: Sequence[bytes], at: int, now: float) -> list[str]:
+        """Take all at once that say one more text of a choice and nothing else, from `at` on.
+
+        Their texts, for who has no use for the chunks; none where `take` has to look.
+        """
+        likeness, tally = self.likeness, self.tally
+        texts = likeness.texts(values, at)
+        if not texts or likeness.choice in tally.finish_reasons:
+            return []
+        self._count_alike(len(texts), now)
+        return texts
+
+    def _count_alike(self, num_tokens: int, now: float) -> None:
+        choice, tally = self.likeness.choice, self.tally
+        self._produced[choice] += num_tokens
+        tally.last_token_s = now
+        self._num_seen += num_tokens
+        tally.output_tokens += num_tokens
+        self._news[choice] = False
+
     def _take_alike(self, value: bytes, now: float) -> bytes | None:
         """What `take` does with one more text of a choice, and nothing else in the chunk."""
-        choice, tally = self.likeness.choice, self.tally
-        if choice in tally.finish_reasons:
+        if self.likeness.choice in self.tally.finish_reasons:
             return None
-        self._produced[choice] += 1
-        tally.last_token_s = now
-        self._num_seen += 1
-        tally.output_tokens += 1
-        self._news[choice] = False
+        self._count_alike(1, now)
         return self._renamed(without_usage(value) if self._hides_null else value)
 
     def report(self) -> None:

@@ -14,8 +14,7 @@ and whatever else came before the content is held back until then, so no client 
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -101,7 +100,7 @@ class Relay:
         self._reader = SseReader(reply.settings.line_bytes_max)
         self._passage = Passage(ask, watcher=watcher or Unwatched(), text_filter=text_filter)
         self._ready: list[bytes] = []  # for the client
-        self._keep: Callable[[bytes], None] = self._ready.append  # what may go to the client
+        self._assembler: Assembler | None = None  # for who wants one body
         self._num_held = 0
         self._is_over = False
         self.read_s: float | None = None  # when the latest of the answer came
@@ -151,12 +150,8 @@ class Relay:
         """The whole answer as one body. Raises as `begin`."""
         if self._is_whole:
             return await self._collect_whole()
-        assembler = Assembler()
-        self._keep = functools.partial(self._add_to, assembler)
-        try:
-            await self._collect(assembler)
-        finally:
-            self._keep = self._ready.append  # or the two would hold each other, and all around them
+        assembler = self._assembler = Assembler()
+        await self._collect(assembler)
         try:
             body = assembler.body(self._passage.usage())
         except msgspec.MsgspecError as error:
@@ -182,13 +177,10 @@ class Relay:
         try:
             values = reader.feed(data) if data else reader.finish()
             now = self.read_s = self._clock.now()
-            for value in values:
-                passed = passage.take(value, now)
-                if passed is not None:
-                    self._keep(passed)
-                    self._num_held += len(passed)
-                if passage.is_done:
-                    break
+            if self._assembler is None:
+                self._let_through(values, now)
+            else:
+                self._put_together(self._assembler, values, now)
             passage.report()
         except EventTooLong as error:
             raise self._reply.failure(FailureKind.TOO_LARGE, f"sent too much: {error}") from None
@@ -233,13 +225,31 @@ class Relay:
                 while await self._reply.read():
                     pass
 
-    def _add_to(self, assembler: Assembler, value: bytes) -> None:
+    def _let_through(self, values: Iterable[bytes], now: float) -> None:
         passage = self._passage
-        if passage.alike_text is None:
-            assembler.add(value)
-            return
-        alike = passage.likeness
-        assembler.add_text(alike.choice, alike.field, passage.alike_text, len(value))
+        for value in values:
+            passed = passage.take(value, now)
+            if passed is not None:
+                self._ready.append(passed)
+                self._num_held += len(passed)
+            if passage.is_done:
+                return
+
+    def _put_together(self, assembler: Assembler, values: Sequence[bytes], now: float) -> None:
+        passage, likeness, at = self._passage, self._passage.likeness, 0
+        while at < len(values) and not passage.is_done:
+            texts = passage.take_alike(values, at, now)
+            if texts:
+                beyond = at + len(texts)
+                num_bytes = sum(map(len, values[at:beyond]))
+                assembler.add_texts(likeness.choice, likeness.field, texts, num_bytes)
+                at = beyond
+                continue
+            passed = passage.take(values[at], now)
+            at += 1
+            if passed is not None:
+                assembler.add(passed)
+                self._num_held += len(passed)
 
     def _take(self) -> bytes:
         content = b"data: " + b"\n\ndata: ".join(self._ready) + b"\n\n"
