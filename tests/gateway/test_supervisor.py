@@ -110,7 +110,7 @@ async def test_a_process_that_hangs_is_killed_and_replaced(
     async with watched.running() as supervisor:
         await watched.behave(how)
         await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
-        assert watched.downs[0] is why
+        assert watched.downs == [why]
 
 
 async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder: Path) -> None:
@@ -118,7 +118,7 @@ async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder
     async with watched.running() as supervisor:
         await watched.behave("fat")
         await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
-        assert watched.downs[0] is Reason.TOO_FAT
+        assert watched.downs == [Reason.TOO_FAT]
     assert '"status": 0' in watched.log.getvalue(), "it went by itself"
 
 

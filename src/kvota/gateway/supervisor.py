@@ -56,7 +56,7 @@ class Supervisor:
     """One per engine process. `start`, then run `watch` beside everything else, then `stop`.
 
     `growth_bytes_max`: how much more memory than its bill the process may take; None: any.
-    `on_up` and `on_down` are called on every change, for whoever routes requests to it.
+    `on_down` hears of every end of a process, once one has served.
     """
 
     def __init__(
@@ -168,7 +168,6 @@ class Supervisor:
             return
         say = self._log.info if life.why is Reason.STOPPED else self._log.warning
         say("engine is ended", how=order.value, why=life.why.value, pid=self.pid)
-        self._on_down(life.why)
         if order is Order.TERMINATE:
             life.terminated(now)
             self._signal(signal.SIGTERM)
