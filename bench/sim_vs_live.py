@@ -1,6 +1,6 @@
 """How far the simulator is from the server it simulates, on traffic that neither has seen.
 
-    python -m bench.sim_vs_live [--rounds 4] [--seconds 130] [--learn-seconds 45] [--time-scale 3]
+    python -m bench.sim_vs_live [--rounds 4] [--seconds 130] [--learn-seconds 40] [--time-scale 2]
     python -m bench.sim_vs_live --rounds 2 --seconds 20 --learn-seconds 15      does it run?
 
     round 1   other traffic, live ─▶ steps        the judged traffic, live ─▶ what clients saw
@@ -78,7 +78,7 @@ from kvota.traffic.arrival import Arrival, Scaling
 TRACE = Path("bench/traces/azure_conv_2023.csv.gz")
 ANY = Slo(ttft_s=inf, tpot_s=inf)  # what counts here is when, not whether it is good
 BEGIN_S = 120.0  # of the trace, which begins slowly
-SEEDS = range(1, 9)
+SEEDS = range(1, 17)
 BUSY_MAX = 0.8  # of the engine's time; above, it is near saturation
 EXIT_FAR = 1
 
@@ -156,9 +156,11 @@ def simulated(live: Live, fit: Calibration, seed: int) -> list[RequestRecord]:
     return sorted(result.records, key=lambda record: record.number)
 
 
-def made_runs(live: Live, fit: Calibration, around_s: float) -> list[Run]:
-    """With all seeds."""
-    return [[_latency_of(one, around_s) for one in simulated(live, fit, seed)] for seed in SEEDS]
+def made_runs(
+    live: Live, fit: Calibration, around_s: float, seeds: Sequence[int] = SEEDS
+) -> list[Run]:
+    """One for each seed."""
+    return [[_latency_of(one, around_s) for one in simulated(live, fit, seed)] for seed in seeds]
 
 
 def seen_run(live: Live) -> Run:
@@ -178,10 +180,10 @@ def _latency_of(record: RequestRecord, around_s: float) -> Latency | None:
     return Latency(record.ttft_s + around_s, last_s + around_s, record.output_tokens)
 
 
-def learn_around_s(known: Sequence[Live], fit: Calibration) -> float:
+def learn_around_s(known: Sequence[Live], fit: Calibration, seeds: Sequence[int] = SEEDS) -> float:
     """Seconds that no turn of the engine holds: HTTP and the client, by the medians of the TTFT."""
     seen = _ttfts(seen_run(live) for live in known)
-    made = _ttfts(run for live in known for run in made_runs(live, fit, 0.0))
+    made = _ttfts(run for live in known for run in made_runs(live, fit, 0.0, seeds))
     return max(median(seen) - median(made), 0.0)
 
 
@@ -189,22 +191,22 @@ def _ttfts(runs: Iterable[Run]) -> list[float]:
     return [one.ttft_s for run in runs for one in run if one is not None]
 
 
-def judge(known: Sequence[Live], judged: Sequence[Live]) -> bool:
+def judge(known: Sequence[Live], judged: Sequence[Live], seeds: Sequence[int] = SEEDS) -> bool:
     """Compare, print, and say whether the clients' figures are near enough.
 
     All of `judged` are of the same requests. Raises ValueError when too few steps were recorded.
     """
     fit = fit_step_cost([step for live in known for step in live.steps])
-    around_s = learn_around_s(known, fit)
+    around_s = learn_around_s(known, fit, seeds)
     print(
         f"learned from {len(fit.jitter.factors)} steps of {len(known)} parts: {fit.cost}, "
         f"{1000 * around_s:.2f} ms around a request"
     )
-    figures = figures_of([*map(seen_run, judged)], made_runs(judged[0], fit, around_s))
+    figures = figures_of([*map(seen_run, judged)], made_runs(judged[0], fit, around_s, seeds))
     num = figures["TTFT"].live.shape[1]
     print(
         f"compared: {num} of {len(judged[0].arrivals)} requests, which were answered in full in "
-        f"all {len(judged)} replays and {len(SEEDS)} simulations"
+        f"all {len(judged)} replays and {len(seeds)} simulations"
     )
     if not num:
         raise ValueError("no request was answered in full in all of them")
@@ -259,8 +261,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the simulator with a live server.")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=130.0, help="of a judged part, live")
-    parser.add_argument("--learn-seconds", type=float, default=45.0, help="of the part before it")
-    parser.add_argument("--time-scale", type=float, default=3.0)
+    parser.add_argument("--learn-seconds", type=float, default=40.0, help="of the part before it")
+    parser.add_argument("--time-scale", type=float, default=2.0)
     parser.add_argument("--length-scale", type=int, default=16)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     given = parser.parse_args()

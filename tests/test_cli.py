@@ -240,3 +240,8 @@ def test_recorded_steps_become_a_step_cost(
     assert code == 0
     assert "out of sample 24 steps: mean 0.0%" in shown
     assert json.loads(out.read_text())["base"] == pytest.approx(0.02, rel=0.01)
+    trace = "bench/traces/azure_conv_2023.csv.gz"
+    simulate = ["simulate", "--trace", trace, "--requests", "40", "--cost", str(out)]
+    code, shown, _ = run(simulate, monkeypatch, capsys)
+    assert code == 0
+    assert "completed 40" in shown

@@ -1,6 +1,5 @@
 """The commands `kvota simulate` and `kvota calibrate`: traffic and policies without a model."""
 
-import json
 import math
 import shlex
 import sys
@@ -9,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -21,6 +19,7 @@ from kvota.sim import capacity_page, simulate_page
 from kvota.sim.calibration import fit_step_cost
 from kvota.sim.capacity import FACTORS, CapacityCurve, CapacityQuestion
 from kvota.sim.capacity import capacity as find_capacity
+from kvota.sim.cost_file import read_cost, write_cost
 from kvota.sim.crew import Crew
 from kvota.sim.executor import StepCost
 from kvota.sim.fault_words import plan_of
@@ -126,10 +125,12 @@ def simulate(
 
     With --capacity, many of such nodes behind the gateway's router.
     """
+    step_cost, jitter = (EXAMPLE_COST, None) if cost is None else read_cost(_existing(cost))
     asked = Simulation(
         trace=_existing(trace),
         kv_tokens=kv_tokens,
-        cost=_read_cost(cost) if cost is not None else EXAMPLE_COST,
+        cost=step_cost,
+        jitter=jitter,
         max_tokens=max_tokens,
         limits=SchedulerLimits(
             max_running_requests=max_running_requests,
@@ -205,7 +206,7 @@ def calibrate(
     typer.echo(f"fitted        {fit.fitted.line()}")
     typer.echo(f"out of sample {fit.unseen.line()}")
     if out is not None:
-        out.write_text(json.dumps(asdict(fit.cost), indent=1) + "\n")
+        write_cost(fit, out)
     if not fit.is_good:
         typer.echo("Targets out of sample: mean below 9 %, p99 below 15 %.", err=True)
         sys.exit(EXIT_BAD_FIT)
@@ -248,10 +249,3 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file.")
     return path
-
-
-def _read_cost(path: Path) -> StepCost:
-    try:
-        return msgspec.json.decode(_existing(path).read_bytes(), type=StepCost)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is no step cost: {error}.") from error

@@ -12,12 +12,12 @@ from bench.sim_vs_live_figures import figures_of, summary_of
 from kvota.core.plan import Capacity
 from kvota.sim.calibration import Calibration, FitError, fit_step_cost
 from kvota.sim.executor import StepCost
-from kvota.sim.jitter import Jitter
 from kvota.sim.records import RequestRecord
 from kvota.telemetry.steps import StepRecord, StepTerms
 from kvota.tools.load.asked import Seen
 from kvota.traffic.arrival import Arrival
 
+SEEDS = range(1, 4)
 COST = StepCost(base=0.01, per_decode=0.001, per_prefill_token=1e-4)
 CAPACITY = Capacity(500, 16, bytes_per_block=0)
 ARRIVALS = [
@@ -45,7 +45,7 @@ EMPTY = Live(ARRIVALS, 2.1, [], steps_of(COST), CAPACITY, None)
 
 def fit_of(cost: StepCost, factors: Sequence[float] = (1.0,)) -> Calibration:
     unknown = FitError(1, 0.0, 0.0, 0.0, 0.0)
-    return Calibration(cost, unknown, unknown, Jitter.of([1.0] * len(factors), factors))
+    return Calibration(cost, unknown, unknown, [(1.0, one) for one in factors])
 
 
 def as_seen(record: RequestRecord, late_s: float) -> Seen:
@@ -66,7 +66,7 @@ def live_of(fit: Calibration, late_s: float = 0.0, seed: int = 99) -> Live:
 
 def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
     live = live_of(fit_of(COST))
-    assert judge([live], [live, live])
+    assert judge([live], [live, live], SEEDS)
     said = capsys.readouterr().out
     assert "simulated against live: mean error 0.0% (0.0% to 0.0%), largest at p99 0.0%" in said
     assert "compared: 30 of 30 requests" in said
@@ -74,14 +74,14 @@ def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) ->
 
 def test_time_around_requests_is_found_again() -> None:
     live = live_of(fit_of(COST), late_s=0.020)
-    assert learn_around_s([live], fit_of(COST)) == pytest.approx(0.020, rel=0.05)
+    assert learn_around_s([live], fit_of(COST), SEEDS) == pytest.approx(0.020, rel=0.05)
 
 
 def test_a_machine_that_changed_after_it_was_learned_shows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     known, slower = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.02)))
-    assert not judge([known], [slower, slower])
+    assert not judge([known], [slower, slower], SEEDS)
     told = capsys.readouterr()
     assert "Targets" in told.err
     assert "half of the replays against the other half: mean 0.0%, largest at p99 0.0%" in told.out
@@ -94,7 +94,8 @@ def test_what_is_slow_in_one_round_is_learned_in_it_too() -> None:
     only_calm = fit_step_cost(calm.steps)
     live = [seen_run(calm), seen_run(busy)]
     near, far = (
-        summary_of(figures_of(live, made_runs(EMPTY, fit, 0.0))) for fit in (learned, only_calm)
+        summary_of(figures_of(live, made_runs(EMPTY, fit, 0.0, SEEDS)))
+        for fit in (learned, only_calm)
     )
     assert near.mean < 0.6 * far.mean
 
@@ -104,7 +105,9 @@ def test_jitter_makes_the_slow_tail_that_a_mean_has_not() -> None:
     factors = [Random(3).choice((0.8, 0.8, 0.6, 0.7, 4.0)) for _ in range(997)]
     live = [seen_run(live_of(fit_of(COST, factors)))]
     plain, with_jitter = (
-        figures_of(live, made_runs(EMPTY, fit_of(COST, each), 0.0))["time per token"].errors()
+        figures_of(live, made_runs(EMPTY, fit_of(COST, each), 0.0, SEEDS))[
+            "time per token"
+        ].errors()
         for each in ((1.0,), factors)
     )
     assert plain[2] > 0.15
@@ -115,9 +118,11 @@ def test_only_answers_that_were_whole_in_all_runs_are_compared() -> None:
     live = live_of(fit_of(COST))
     broken = Seen(scheduled_s=0.0, sent_s=0.0, ended_s=1.0, code="queue_full")
     part = replace(live, seen=[broken, *live.seen[1:]])
-    figures = figures_of([seen_run(part), seen_run(live)], made_runs(live, fit_of(COST), 0.0))
+    figures = figures_of(
+        [seen_run(part), seen_run(live)], made_runs(live, fit_of(COST), 0.0, SEEDS)
+    )
     assert figures["TTFT"].live.shape == (2, 29)
-    assert figures["TTFT"].made.shape == (8, 29)
+    assert figures["TTFT"].made.shape == (len(SEEDS), 29)
 
 
 def test_the_operating_point_is_how_busy_the_engine_was() -> None:
@@ -132,7 +137,7 @@ def test_nothing_to_compare_is_said() -> None:
     live = live_of(fit_of(COST))
     part = replace(live, seen=[broken] * 30)
     with pytest.raises(ValueError, match="no request was answered in full"):
-        judge([live], [part, part])
+        judge([live], [part, part], SEEDS)
 
 
 def test_arrays_are_ordered_by_run_and_request() -> None:

@@ -60,7 +60,11 @@ class Calibration:
     cost: StepCost
     fitted: FitError
     unseen: FitError
-    jitter: Jitter
+    turns: Sequence[tuple[float, float]]  # of all steps in their order: expected, taken
+
+    @property
+    def jitter(self) -> Jitter:
+        return Jitter.of(*zip(*self.turns, strict=True))
 
     @property
     def is_good(self) -> bool:
@@ -75,8 +79,8 @@ def fit_step_cost(records: Sequence[StepRecord]) -> Calibration:
     known, unseen = records[:cut], records[cut:]
     tried, cost = _cost(known), _cost(records)
     expected = [cost.seconds(one.terms) for one in records]
-    jitter = Jitter.of(expected, turns_s(records).tolist())
-    return Calibration(cost, error_of(tried, known), error_of(tried, unseen), jitter)
+    turns = list(zip(expected, turns_s(records).tolist(), strict=True))
+    return Calibration(cost, error_of(tried, known), error_of(tried, unseen), turns)
 
 
 def turns_s(records: Sequence[StepRecord]) -> Array:

@@ -13,6 +13,7 @@ from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
 from kvota.sim.fault_words import told
 from kvota.sim.faults import FaultPlan
+from kvota.sim.jitter import Jitter
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import Targets, WorldResult, quantile
 from kvota.sim.world import World, WorldSettings
@@ -30,6 +31,7 @@ class Simulation:
     trace: Path
     kv_tokens: int
     cost: StepCost
+    jitter: Jitter | None = None  # of the steps; None: each takes what it costs
     block_size: int = 16
     max_tokens: int = 1024  # what clients allow; no trace says it
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
@@ -66,7 +68,11 @@ def judged_of(asked: Simulation) -> tuple[list[Arrival], list[Arrival]]:
 def world_settings(asked: Simulation) -> WorldSettings:
     capacity = Capacity(asked.kv_tokens // asked.block_size, asked.block_size, bytes_per_block=0)
     node = NodeSettings(
-        capacity=capacity, cost=asked.cost, limits=asked.limits, prefix_cache=asked.prefix_cache
+        capacity=capacity,
+        cost=asked.cost,
+        jitter=asked.jitter,
+        limits=asked.limits,
+        prefix_cache=asked.prefix_cache,
     )
     desk = asked.desk
     return WorldSettings(
