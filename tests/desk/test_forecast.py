@@ -164,9 +164,9 @@ def test_a_thin_group_asks_the_wider_one_and_then_speaks_for_itself() -> None:
 def test_prompts_of_another_size_have_a_history_of_their_own() -> None:
     forecast = Forecast(thin_below=10)
     for _ in range(10):
-        forecast.observe(forecast.group("model", "ann", "short", 100), 5)
-    small = forecast.group("model", "ann", "short", 100)
-    assert forecast.group("model", "ann", "short", 110) == small, "about as long"
+        forecast.observe(forecast.group("model", "ann", "short", 110), 5)
+    small = forecast.group("model", "ann", "short", 110)
+    assert forecast.group("model", "ann", "short", 120) == small, "about as long"
     large = forecast.group("model", "ann", "short", 1_000)
     assert large != small
     for _ in range(10):

@@ -39,7 +39,7 @@ NUM_BUCKETS = _OCTAVES * _STEPS
 LENGTH_MAX = 2**_OCTAVES - 2  # longer outputs count as this long
 _MANTISSA_SHIFT = 23 - 6  # leaves the exponent and 6 bits of a float32: 64 steps an octave
 _FIRST = 127 << 6  # what the shift makes of 1.0
-_SIZES = 2  # of prompts that are told apart, in an octave
+_SIZES = 3  # of prompts that are told apart, in an octave
 _COUNT, _TOTAL = 0, 1  # rows of weights and sums
 _UNKNOWN = 0  # the group that knows nothing; its S is 1 for ever
 
