@@ -5,11 +5,13 @@ A name that is already there was merged before, so whoever dies between merging 
 deleting its file counts nothing twice.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
+from operator import add, attrgetter
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from kvota.gateway.store.database import Database
@@ -43,10 +45,10 @@ _SUMS: Final = (
     "refusals",
     "kv_block_seconds",
 )
+_amounts: Final = attrgetter(*_SUMS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageLine:
+class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one request used, or many of the same key, model and day together."""
 
     key_id: str
@@ -128,11 +130,15 @@ class UsageStore:
 
 def summed(lines: Iterable[UsageLine], by: Callable[[UsageLine], Any]) -> list[UsageLine]:
     """One line per value of `by`, in order of first sight, named like the first of its lines."""
-    sums: dict[Any, UsageLine] = {}
+    first: dict[Any, UsageLine] = {}
+    sums: dict[Any, tuple[float, ...]] = {}
     for line in lines:
         group = by(line)
-        sums[group] = line if group not in sums else _plus(sums[group], line)
-    return list(sums.values())
+        if group in sums:
+            sums[group] = tuple(map(add, sums[group], _amounts(line)))
+        else:
+            first[group], sums[group] = line, _amounts(line)
+    return [_with_amounts(line, sums[group]) for group, line in first.items()]
 
 
 def day_of(unix_s: float) -> int:
@@ -144,9 +150,9 @@ def iso_day(day: int) -> str:
     return (_EPOCH + timedelta(days=day)).isoformat()
 
 
-def _plus(one: UsageLine, other: UsageLine) -> UsageLine:
-    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in _SUMS})
+def _with_amounts(line: UsageLine, amounts: Sequence[float]) -> UsageLine:
+    return msgspec.structs.replace(line, **dict(zip(_SUMS, amounts, strict=True)))
 
 
 def _row(line: UsageLine) -> dict[str, Any]:
-    return {name: getattr(line, name) for name in line.__dataclass_fields__}
+    return msgspec.structs.asdict(line)
