@@ -24,7 +24,7 @@ class Lane(StrEnum):
     LONG = "long"
 
 
-class Stage(Enum):
+class Stage(StrEnum):
     QUEUED = "queued"
     GRANTED = "granted"
     RUNNING = "running"

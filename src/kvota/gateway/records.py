@@ -18,6 +18,7 @@ from kvota.telemetry.log import Log
 from kvota.telemetry.trace import RequestTimes, Tracing
 
 BLOCK_SIZE: Final = 16  # tokens: the unit in which usage counts what was held
+_BANDS: Final = {band: band.name.lower() for band in Band}
 _REFUSED: Final = frozenset({Outcome.REFUSED, Outcome.QUEUE_TIMEOUT, Outcome.RATE_LIMITED})
 
 
@@ -46,8 +47,6 @@ class Records:
     def __call__(self, call: Call) -> None:
         self._entrance.note_end(call)
         self._metrics.observe(call)
-        if self._usage is not None and call.caller is not None:
-            self._keep_usage(self._usage, call)
         if self._journal is not None and call.work is not Work.LOOKUP:
             self._journal.write(self._journal_line(call))
         fields = _fields(call)
@@ -55,8 +54,11 @@ class Records:
             self._tracing.record(self._times(call, fields), call.trace)
         self._log.info("request", **fields)
 
-    def _keep_usage(self, usage: UsageBook, call: Call) -> None:
-        assert call.caller is not None
+    def keep_usage(self, call: Call) -> None:
+        """Once for each request, as soon as what it took is known."""
+        usage = self._usage
+        if usage is None or call.caller is None:
+            return
         line = UsageLine(
             key_id=call.caller.key_id,
             tenant=call.caller.tenant,
@@ -98,14 +100,14 @@ class Records:
             at=self._unix_time() - call.total_s,
             id=call.client_id,
             model=call.model,
-            outcome=call.outcome.value,
+            outcome=str(call.outcome),
             prompt_tokens=call.prompt_tokens,
             output_tokens=call.output_tokens,
             total_s=round(call.total_s, 4),
             endpoint=call.endpoint,
             backend=call.backend,
             tenant="" if caller is None else caller.tenant,
-            band=band.name.lower(),
+            band=_BANDS[band],
             streamed=call.is_stream,
             n=call.num_choices,
             max_tokens=call.max_tokens,
@@ -127,7 +129,7 @@ def _fields(call: Call) -> dict[str, Any]:
         "model": call.model,
         "key_id": None if caller is None else caller.key_id,
         "tenant": None if caller is None else caller.tenant,
-        "outcome": call.outcome.value,
+        "outcome": str(call.outcome),
         "status": call.status,
         "code": call.code,
         "why": call.why,
