@@ -100,7 +100,7 @@ def number(value: float) -> str:
         return "unbounded"
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
-    text = f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+    text = f"{value:.3g}" if abs(value) >= 0.0001 else f"{value:.1e}"
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
