@@ -169,6 +169,10 @@ class Gateway:
         )
         gatekeeper = Gatekeeper(stores.door, abuse, clock, self._log)
         entrance = Entrance(stores.door, stores.limits, abuse, clock)
+        records = Records(
+            self.metrics, entrance, self._log, time.time,
+            usage=stores.usage, journal=stores.journal, tracing=stores.tracing,
+        )  # fmt: skip
         parts = Parts(
             live=self.live,
             entrance=entrance,
@@ -177,10 +181,8 @@ class Gateway:
             clock=clock,
             chance=self._chance,
             arrivals=Arrivals(self._plan.edge, clock, time.time, self._chance),
-            record=Records(
-                self.metrics, entrance, self._log, time.time,
-                usage=stores.usage, journal=stores.journal, tracing=stores.tracing,
-            ),
+            record=records,
+            keep_usage=records.keep_usage,
             prefix_numbers=None if stores.journal is None else new_prefix_numbers(),
             is_traced=stores.tracing is not None,
         )  # fmt: skip

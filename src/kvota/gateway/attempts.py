@@ -7,11 +7,12 @@ Either way the attempt ends with the client's answer, or with an exception that 
 for the backend (`verdict_of`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
+
+import msgspec
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, NotFound, Refused
@@ -53,8 +54,7 @@ _FAILURES: Final[Mapping[FailureKind, Failure]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A request, read and understood as far as the gateway needs to."""
 
     path: str
@@ -120,7 +120,7 @@ class Attempt:
         self._clock = clock
         self._filters = filters
         self._output_tokens_assumed = output_tokens_assumed
-        self._remark: Callable[[], str] = self._place_in_line
+        self._relay: Relay | None = None  # once the backend answers
 
     async def run(self) -> None:
         """Raises what `verdict_of` judges, and whatever is the request's own fault."""
@@ -180,7 +180,7 @@ class Attempt:
                     watcher=place,
                     text_filter=_Guards(self._filters) if self._filters.has_output else None,
                 )
-                self._remark = relay.remark
+                self._relay = relay
                 try:
                     await self._relayed(relay)
                 finally:
@@ -224,9 +224,12 @@ class Attempt:
         """Comments through the silences of a stream: in line, and before its first token."""
         if not self._asked.is_stream:
             return nullcontext()
-        return beside(self._exchange.keep_alive(lambda: self._remark()))
+        return beside(self._exchange.keep_alive(self._remark))
 
-    def _place_in_line(self) -> str:
+    def _remark(self) -> str:
+        """Its place in line, then what the backend says."""
+        if self._relay is not None:
+            return self._relay.remark()
         desk = self._target.backend.desk
         said = None if desk is None else desk.remark(self._asked.arrival.id)
         return said or "heartbeat"
@@ -246,10 +249,17 @@ class Attempt:
 
     async def _relayed(self, relay: Relay) -> None:
         if self._asked.is_stream:
-            await relay.stream(self._exchange)
+            await relay.stream(self._exchange, self._keep)
             return
         body = await relay.collect()
+        self._keep()
         await self._exchange.respond(200, body)
+
+    def _keep(self) -> None:
+        """All of the answer is here."""
+        assert self._relay is not None
+        self._learn(self._relay)
+        self._call.answered(self._clock.now())
 
     def _learn(self, relay: Relay) -> None:
         call, tally = self._call, relay.tally

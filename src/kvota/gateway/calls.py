@@ -1,10 +1,12 @@
 """One request on its way through the gateway, and the record that is left of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from kvota.core.errors import Outcome, Refusal
+from kvota.edge.trust import Course
 from kvota.gateway.caller import Caller
 from kvota.telemetry.trace import TraceContext
 
@@ -47,6 +49,7 @@ class Call:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    course: Course | None = None  # how it went, where a node of ours has told
     sent_s: float | None = None  # when the last attempt began
     queued_s: float | None = None
     first_token_s: float | None = None  # when it came; of an embedding: when its answer did
@@ -56,6 +59,20 @@ class Call:
     last_token_s: float | None = None  # when the answer was complete, for a trace
     trace: TraceContext | None = None  # None: nobody wants traces
     prefix: tuple[int, ...] = ()  # for the journal
+    keep: Callable[["Call"], None] | None = None  # its usage; None once that is done
+
+    def answered(self, now: float) -> None:
+        """The end of its answer is about to go out: what it took is kept before the client has it
+        all, so that no answer was given for which a killed gateway has no line.
+        """
+        self.ended_s = now
+        self.keep_usage()
+
+    def keep_usage(self) -> None:
+        """Idempotent."""
+        keep, self.keep = self.keep, None
+        if keep is not None:
+            keep(self)
 
     @property
     def total_s(self) -> float:

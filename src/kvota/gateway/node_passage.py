@@ -45,6 +45,7 @@ class PassedOn(KvotaError):
 async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
     """Give the client what the node answers. Raises PassedOn, AttemptFailed, ClientClosed."""
     if reply.status != 200:
+        _count(call, read_usage(reply.headers.get(USAGE.decode(), "").encode()))
         raise PassedOn(reply.status, await reply.body(), _passed(reply))
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         await _stream(reply, exchange, call, clock)
@@ -54,20 +55,25 @@ async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
     report = read_usage(reply.headers.get(USAGE.decode(), "").encode())
     _count(call, report or _usage_in(content))
     _measure(call, reply)
+    call.answered(clock.now())
     await exchange.send_whole(200, content, _passed(reply))
 
 
 async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
     exchange.headers += [one for one in _passed(reply) if one[0] != b"content-type"]
     _measure(call, reply)
-    tail = StreamEnd()
+    tail, end = StreamEnd(), b""
     while piece := await reply.read():
         if passed := tail.feed(piece):
             if call.first_token_s is None and tail.num_events:
                 call.first_token_s = clock.now()
                 reply.has_content = True
             call.output_tokens = tail.num_events  # until the node says, and for those it never does
-            await exchange.write(passed)
+            passed, end = end + passed, b""
+            if passed.endswith(_DONE):
+                end = passed  # waits for the report behind it, which is kept first
+            else:
+                await exchange.write(passed)
     call.last_token_s = clock.now()
     _count(call, tail.report)
     if not tail.is_whole:
@@ -75,7 +81,8 @@ async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
     if tail.error is not None:
         call.code = BackendsWords.of(tail.error).code
         call.outcome = outcome_of_code(200, call.code)
-    await exchange.write(b"", last=True)
+    call.answered(clock.now())
+    await exchange.write(end, last=True)
 
 
 class StreamEnd:
@@ -141,6 +148,9 @@ def _count(call: Call, report: UsageReport | None) -> None:
         call.prompt_tokens = report.prompt_tokens
         call.cached_tokens = report.cached_tokens
         call.output_tokens = report.output_tokens
+        call.course = report.course
+        if call.queued_s is None and report.course is not None:
+            call.queued_s = report.course.queued_s
 
 
 class _Usage(msgspec.Struct):

@@ -115,6 +115,7 @@ class PassingAttempt:
         async with self._admitted():
             with self._begun():
                 content = await self._answer()
+        self._call.answered(self._clock.now())
         await self._exchange.send_whole(200, content)
 
     async def _answer(self) -> bytes:

@@ -60,6 +60,7 @@ class Parts:
     chance: Random
     arrivals: Arrivals
     record: Callable[[Call], None]
+    keep_usage: Callable[[Call], None]
     prefix_numbers: PrefixNumbers | None = None  # for a journal
     is_traced: bool = False
 
@@ -93,6 +94,7 @@ class Endpoint(ABC):
             raise
         finally:
             call.ended_s = parts.clock.now()
+            call.keep_usage()
             parts.record(call)
 
     @abstractmethod
@@ -168,6 +170,7 @@ def new_call(name: str, scope: Scope, exchange: Exchange, parts: Parts) -> Call:
         endpoint=name,
         arrived_s=parts.clock.now(),
         address=client[0] if client else None,
+        keep=parts.keep_usage,
     )
     if parts.is_traced:
         given = exchange.request_headers.get(b"traceparent", b"").decode("latin-1")

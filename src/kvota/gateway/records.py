@@ -145,9 +145,30 @@ def _fields(call: Call) -> dict[str, Any]:
         "output_tokens": call.output_tokens,
         "queued_s": _rounded(call.queued_s),
         "first_token_s": _rounded(call.ttft_s),
+        **_course(call),
         "total_s": _rounded(call.total_s),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _course(call: Call) -> dict[str, Any]:
+    """How it went: by our own node's account, or as far as it shows from outside."""
+    course = call.course
+    if course is None:
+        held = call.kv_block_seconds(BLOCK_SIZE) or None
+        return {
+            "time_per_output_token_s": _rounded(call.time_per_output_token_s),
+            "kv_block_s": _rounded(held),
+        }
+    first_s = course.first_token_s if call.ttft_s is None or not call.is_stream else call.ttft_s
+    return {
+        "lane": course.lane,
+        "band": course.band,
+        "first_token_s": _rounded(first_s),
+        "time_per_output_token_s": _rounded(course.time_per_output_token_s),
+        "num_preemptions": course.num_preemptions,
+        "kv_block_s": _rounded(course.kv_block_s),
+    }
 
 
 def _since(begin_s: float, moment_s: float | None) -> float | None:

@@ -14,7 +14,7 @@ and whatever else came before the content is held back until then, so no client 
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -132,8 +132,12 @@ class Relay:
             if self._num_held > _HELD_BYTES_MAX and not self._passage.has_content:
                 raise self._malformed("sent much and no content")
 
-    async def stream(self, exchange: Exchange) -> None:
-        """Pass it all on, to the end. Raises as `begin`, and ClientClosed."""
+    async def stream(
+        self, exchange: Exchange, before_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Pass it all on; `before_end` is called before its end is. Raises as `begin`, and
+        ClientClosed.
+        """
         await self.begin()
         while True:
             if self._ready:
@@ -143,6 +147,7 @@ class Relay:
             await self._more()
         closing = self._passage.closing()
         usage = b"" if closing is None else b"data: %b\n\n" % closing
+        before_end()
         await exchange.write(usage + sse.DONE, last=True)
         await self._linger()
 
