@@ -1,7 +1,8 @@
-"""Databases and a Redis for the tests of the door."""
+"""Databases and a Redis for the tests of the door, and fake backends that close with the test."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import redis.asyncio
 
 from kvota.gateway.store.database import sqlite_url
 from tests.support import services
+from tests.support.fake_backend import FakeBackend
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,25 @@ async def redis_url(redis_server: str) -> AsyncIterator[str]:
     await client.flushall()
     yield redis_server
     await client.aclose()
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[AsyncExitStack]:
+    """What is entered here is left after the test."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def a(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())
+
+
+@pytest.fixture
+async def b(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())
+
+
+@pytest.fixture
+async def backend(closing: AsyncExitStack) -> FakeBackend:
+    return await closing.enter_async_context(FakeBackend())

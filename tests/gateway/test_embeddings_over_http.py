@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -38,22 +38,6 @@ from tests.support.http_client import Reply
 
 EMBED = "/v1/embeddings"
 THREE = "three little words"  # 3 tokens, as the backend counts
-
-
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-async def a(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
-
-
-@pytest.fixture
-async def b(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
 
 
 @pytest.fixture

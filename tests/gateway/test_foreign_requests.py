@@ -1,7 +1,7 @@
 """Where is my request, when a foreign engine has it: seen, waited for and ended at the gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,17 +20,6 @@ from tests.support.live_node import LiveNode, live_node
 
 PATIENCE_S = 20.0
 EMBED = "/v1/embeddings"
-
-
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-async def backend(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
 
 
 @pytest.fixture

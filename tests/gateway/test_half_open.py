@@ -7,7 +7,6 @@ Backends: not reachable · accepts and says nothing · vanishes in the middle of
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -31,17 +30,6 @@ SHORT_S = 0.3
 PATIENT: Any = {"first_byte_timeout_s": SHORT_S, "idle_timeout_s": SHORT_S}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
 ADMIN = b"POST /admin/rollouts/chat HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
-
-
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-async def backend(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -30,22 +29,6 @@ from tests.support.gateway_world import (
 from tests.support.http_client import CHAT, Reply
 
 TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
-
-
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-async def a(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
-
-
-@pytest.fixture
-async def b(closing: AsyncExitStack) -> FakeBackend:
-    return await closing.enter_async_context(FakeBackend())
 
 
 async def world_of(
