@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Final
+
+import msgspec
 
 from kvota.core.clock import Clock
 from kvota.core.errors import InvalidRequest
@@ -22,8 +23,7 @@ _PRIORITY_HEADER: Final = _PRIORITY.encode()
 _BANDS: Final = {b"interactive": Band.INTERACTIVE, b"batch": Band.BATCH}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """When a request came, how long it may take, and what it is called. Clock seconds."""
 
     id: str  # ours, unique, whatever the client says

@@ -8,8 +8,9 @@ other attempt. Every attempt ends its breaker's permit, and is seen by outlier w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvota.core.clock import Clock
 from kvota.core.errors import (
@@ -48,16 +49,14 @@ GOOD_FOR_S: Final = 30.0  # since its latest answer: what it does not know may b
 _CONVERSATION_LENGTH_MAX: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """An attempt has ended. For metrics."""
 
     backend: str
     failure: Failure | None  # None: it went well
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same for all attempts of one request."""
 
     sticky_key: str

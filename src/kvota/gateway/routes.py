@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+import msgspec
+
 from kvota.gateway.backends import Backend
 from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain
 from kvota.gateway.policy.breaker import Permit
@@ -26,8 +28,7 @@ from kvota.gateway.settings import GatewaySettings, ModelEntry, VersionEntry
 LATENCY_SMOOTHING: Final = 0.2  # share of the newest in a backend's latency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Where one attempt goes. The permit must be ended."""
 
     route: "Route"

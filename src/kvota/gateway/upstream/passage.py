@@ -67,8 +67,7 @@ class TextFilter(Protocol):
         """What was held back and may go out, for nothing follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What of a request shapes the way back."""
 
     is_stream: bool
