@@ -1,5 +1,6 @@
 """What a node believes of a gateway, and what it tells one, over real sockets."""
 
+import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvota.core.clock import ManualClock
 from kvota.edge.trust import USAGE_COMMENT, UsageReport, read_usage
+from tests.support.gateway_node import gateway_node
 from tests.support.http_client import CHAT, Reply
 from tests.support.live_node import LiveNode, live_node, until
 from tests.support.stage import says
@@ -95,6 +98,52 @@ def test_the_gateway_is_told_what_a_request_took(trusting: LiveNode, stream: boo
     assert report is not None
     assert report.output_tokens == 6
     assert report.prompt_tokens > 0
+    course = report.course
+    assert course is not None
+    assert (course.lane, course.band, course.num_preemptions) == ("short", "interactive", 0)
+    assert course.kv_block_s > 0
+    assert course.queued_s is not None
+    assert course.first_token_s is not None
+    assert course.time_per_output_token_s is not None
+
+
+LINE = {
+    "tenant", "model", "lane", "band", "outcome", "prompt_tokens", "cached_tokens",
+    "output_tokens", "queued_s", "first_token_s", "time_per_output_token_s", "num_preemptions",
+    "kv_block_s", "total_s", "backend",
+}  # fmt: skip
+
+
+def lines_of(node: LiveNode, num: int) -> list[dict[str, Any]]:
+    """The log lines of the requests so far; waits until there are `num`."""
+
+    def read() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in node.log.splitlines() if '"request"' in line]
+        return [line for line in lines if line.get("endpoint") == "chat.completions"]
+
+    until(lambda: len(read()) >= num, "the log lines")
+    return read()
+
+
+def test_the_one_line_of_a_gateway_tells_how_each_request_went() -> None:
+    clock = ManualClock(50.0)
+    with gateway_node(clock=clock, max_running_requests=1, request_timeout_s=5.0) as node:
+        assert node.chat(max_tokens=3).status == 200
+        assert node.chat(max_tokens=3, stream=True).status == 200
+        with ThreadPoolExecutor() as pool, node.stage.held() as gate:
+            late = pool.submit(node.chat, max_tokens=50)
+            gate.allow(3)
+            gate.wait_for_step()
+            clock.advance(6.0)
+            gate.allow(2)
+            assert late.result().error["code"] == "request_timeout"
+        whole, streamed, failed = lines_of(node, 3)
+    assert set(whole) >= LINE, LINE - set(whole)
+    assert set(streamed) >= LINE, LINE - set(streamed)
+    assert whole["output_tokens"] == streamed["output_tokens"] == 3
+    assert (failed["outcome"], failed["lane"]) == ("request_timeout", "short")
+    assert failed["output_tokens"] >= 2
+    assert failed["kv_block_s"] > 0
 
 
 def test_the_gateway_is_told_of_streams_that_fail(trusting: LiveNode) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from kvota.core.errors import InvalidRequest
-from kvota.edge.trust import UsageReport, read_usage, tenant_of, told, weight_of
+from kvota.edge.trust import Course, UsageReport, read_usage, tenant_of, told, weight_of
 
 
 @pytest.mark.parametrize("tenant", ["team-a", "Büro", "研究", "a b"])
@@ -22,8 +22,19 @@ def test_what_is_no_weight_is_refused(weight: bytes) -> None:
         weight_of({b"x-kvota-weight": weight})
 
 
-def test_a_report_survives_the_way() -> None:
-    report = UsageReport(12, 3, 45)
+@pytest.mark.parametrize(
+    "course",
+    [
+        None,
+        Course(lane="long", band="batch"),
+        Course(
+            lane="short", band="interactive", num_preemptions=2, kv_block_s=1.25, queued_s=0.0,
+            first_token_s=0.1234, time_per_output_token_s=12.0,
+        ),
+    ],
+)  # fmt: skip
+def test_a_report_survives_the_way(course: Course | None) -> None:
+    report = UsageReport(12, 3, 45, course)
     assert read_usage(report.encode()) == report
     assert read_usage(report.comment().removeprefix(b": usage ")) == report
     assert read_usage(b"position=3") is None

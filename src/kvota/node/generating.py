@@ -24,7 +24,7 @@ from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.engine.lateness import not_complete
 from kvota.node.answer import Chunk, coalesced, usage_of
-from kvota.node.generation import Generation
+from kvota.node.generation import Generation, Tally
 from kvota.node.intake import Prepared
 from kvota.node.ports import RecordRequest, RequestRecord, Runner
 from kvota.node.settings import HttpSettings
@@ -130,7 +130,7 @@ class _Service:
         body = answer.completed(chunks, self._usage(prepared, generation))
         headers = _measured(tally.cached_tokens, tally.queued_s or 0.0)
         if self._edge.settings.trusts_gateway:
-            headers.append((trust.USAGE, self._report(prepared, generation).encode()))
+            headers.append((trust.USAGE, self._report(prepared).encode()))
         await self._exchange.respond(200, body, headers)
 
     async def stream(self, prepared: Prepared, generation: Generation) -> None:
@@ -196,7 +196,8 @@ class _Service:
                 event.add(body)
                 await exchange.write(event.take() + self._last_comment(), last=True)
             else:
-                await exchange.respond(error.status, body, error_headers(error, self._edge.chance))
+                headers = [*error_headers(error, self._edge.chance), *self._reported()]
+                await exchange.respond(error.status, body, headers)
 
     def record(self, failure: BaseException | None) -> RequestRecord:
         """What is kept of the request once it is over."""
@@ -236,14 +237,31 @@ class _Service:
 
     def _last_comment(self) -> bytes:
         """For a gateway, what the stream took; nothing for anybody else."""
-        prepared, generation = self.prepared, self.generation
-        if not self._edge.settings.trusts_gateway or prepared is None or generation is None:
+        if not self._edge.settings.trusts_gateway or self.prepared is None:
             return b""
-        return self._report(prepared, generation).comment()
+        return self._report(self.prepared).comment()
 
-    def _report(self, prepared: Prepared, generation: Generation) -> trust.UsageReport:
-        tally = generation.tally
-        return trust.UsageReport(prepared.prompt_tokens, tally.cached_tokens, tally.output_tokens)
+    def _reported(self) -> RawHeaders:
+        """The same as a header of an error."""
+        if not self._edge.settings.trusts_gateway or self.prepared is None:
+            return []
+        return [(trust.USAGE, self._report(self.prepared).encode())]
+
+    def _report(self, prepared: Prepared) -> trust.UsageReport:
+        tally = self.generation.tally if self.generation else Tally()
+        band = prepared.requests[0].band
+        course = trust.Course(
+            lane=self._lane(),
+            band=band.name.lower(),
+            num_preemptions=tally.num_preemptions,
+            kv_block_s=tally.kv_block_s,
+            queued_s=tally.queued_s,
+            first_token_s=tally.first_token_s,
+            time_per_output_token_s=tally.time_per_output_token_s,
+        )
+        return trust.UsageReport(
+            prepared.prompt_tokens, tally.cached_tokens, tally.output_tokens, course
+        )
 
     def _usage(self, prepared: Prepared, generation: Generation) -> Usage:
         tally = generation.tally
