@@ -11,8 +11,8 @@ of max_tokens, whatever the policy guesses, no future is worked out.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from kvota.desk.forecast import FloatArray, IntArray
@@ -25,8 +25,7 @@ _PROMPT, _OWN, _PRODUCED, _LEFT, _OPEN = range(5)
 _ABOVE_ALL_POLICIES = 1.02
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """What a ticket would take, were it granted now."""
 
     fields: tuple[int, ...]  # of Rows, in its order

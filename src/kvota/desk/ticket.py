@@ -9,11 +9,15 @@
      CLOSED ◀────── CLOSING ◀───              CLOSED   gone; nothing may follow
 
 A ticket that holds KV goes to CLOSED by way of `release`, which says that its blocks are back.
+
+What is made for every request is a Struct: a tenth of the time of a frozen dataclass.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
+
+import msgspec
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Band
@@ -54,8 +58,7 @@ class IllegalMove(RuntimeError):
         super().__init__(f"ticket {ticket_id} is {old.value} and cannot become {new.value}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """A request, priced. Times are seconds of the desk's clock.
 
     `prefix_blocks` names the leading whole blocks of the prompt that are in the KV pool now; the
@@ -80,8 +83,7 @@ class Ticket:
     deadline_s: float | None = None  # ended by then
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """KV granted to a ticket until it ends or is paused."""
 
     ticket: Ticket
@@ -94,8 +96,7 @@ class Lease:
         return self.ticket.id
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     lease: Lease
 
 

@@ -1,7 +1,9 @@
 """The real desk as the door of a simulated world: requests become tickets, events become calls."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Delta, Request
@@ -121,7 +123,7 @@ class DeskDoor:
 
     def _ticket(self, request: Request, arrival: Arrival) -> Ticket:
         first_s = arrival.first_token_s
-        return replace(
+        return msgspec.structs.replace(
             ticket_of(request, self._cache),
             tenant=arrival.tenant,
             first_token_deadline_s=None if first_s is None else request.arrived_s + first_s,
