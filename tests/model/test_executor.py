@@ -39,12 +39,13 @@ def compiled_tiny(folder: Path, weight_format: WeightFormat, **settings: Any) ->
     return compile_model(build_graph(source, weight_format), **settings)
 
 
-@pytest.fixture(scope="module", params=["f32", "auto", "auto_u8"])
+@pytest.fixture(scope="module", params=["f32", "auto", "auto_u8", "int4"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     weight_format, kv_dtype = {
         "f32": (WeightFormat.F32, KvDtype.F32),
         "auto": (WeightFormat.AUTO, KvDtype.F16),
         "auto_u8": (WeightFormat.AUTO, KvDtype.U8),
+        "int4": (WeightFormat.INT4, KvDtype.F16),
     }[request.param]
     return compiled_tiny(tmp_path_factory.mktemp("tiny"), weight_format, kv_dtype=kv_dtype)
 

@@ -14,6 +14,7 @@ from kvota.model.architecture import Architecture, RopeKind
 from kvota.model.gguf_config import architecture_of
 from kvota.model.gguf_source import deinterleave, ggml_name, hugging_face_name, open_gguf
 from kvota.model.inventory import expected_shapes
+from kvota.model.levels import LeveledWeight
 from tests.support.family_cases import family_cases, rope_cases
 from tests.support.tiny_gguf import paired_rows, write_gguf
 from tests.support.tiny_models import random_weights, tiny_architecture
@@ -51,6 +52,21 @@ def test_quantized_values_are_those_of_the_gguf_package(
         read = source.weights[key].read()
         assert read.dtype == np.float32
         np.testing.assert_array_equal(read, values, err_msg=key)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_levels_are_handed_out_where_the_file_has_them_in_the_order_of_the_numbers(
+    tmp_path: Path, quant: str
+) -> None:
+    tiny = write_gguf(tmp_path / "m.gguf", "llama", quant=quant)
+    weights = open_gguf(tiny.path).weights
+    leveled = {n: w for n, w in weights.items() if isinstance(w, LeveledWeight) and w.has_levels}
+    is_kept = quant in ("Q4_0", "Q4_1")
+    assert ("model.layers.0.self_attn.q_proj.weight" in leveled) is is_kept
+    assert "model.norm.weight" not in leveled
+    for name, weight in leveled.items():
+        values = weight.read_levels().values()
+        np.testing.assert_allclose(values, tiny.weights[name], atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("quant", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0"])
@@ -114,6 +130,9 @@ def test_llama_q_and_k_lie_in_the_file_in_another_order_and_qwens_do_not(tmp_pat
 def test_names_translate_both_ways(name: str) -> None:
     for key in expected_shapes(family_cases()[name]):
         assert hugging_face_name(ggml_name(key)) == key
+
+
+# J06: what other writers put into the file, or leave out of it.
 
 
 def test_unused_rope_factors_are_ignored_and_used_ones_count(tmp_path: Path) -> None:

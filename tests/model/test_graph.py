@@ -1,6 +1,7 @@
 """What the graph looks like and what it refuses. What it computes: test_families.py."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -8,11 +9,17 @@ import openvino as ov
 import pytest
 
 from kvota.core.errors import ModelError
+from kvota.core.plan import Chunk
+from kvota.model import precision
 from kvota.model.architecture import Architecture
-from kvota.model.compiled import compile_model
+from kvota.model.compiled import KvDtype, compile_model
+from kvota.model.gguf_source import open_gguf
 from kvota.model.graph import build_graph
+from kvota.model.paged import PagedModel
+from kvota.model.sampler import Sampler
 from kvota.model.weights import WeightFormat
-from tests.support.tiny_models import random_weights, tiny_architecture
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_models import fixed_tokens, random_weights, tiny_architecture
 
 STEP_INPUTS = {
     "input_ids",
@@ -57,6 +64,15 @@ def names(model: ov.Model) -> set[str]:
     return {port.any_name for port in model.inputs}
 
 
+def logits(paged: PagedModel) -> npt.NDArray[np.float32]:
+    """Of every position of one prompt, with an f32 cache."""
+    tokens = fixed_tokens(20, paged.vocab_size)
+    executor = compile_model(paged, kv_dtype=KvDtype.F32, num_threads=1).executor(
+        2, Sampler(paged.vocab_size)
+    )
+    return executor.logits([Chunk(0, tokens, 0, (0,), prompt_logprobs=0, next_token=0)])
+
+
 def test_inputs_are_the_agreed_ones_and_a_cache_pair_per_layer() -> None:
     paged = build_graph(MemorySource(tiny_architecture("llama")), WeightFormat.F32)
     caches = {f"{kind}_cache.{layer}" for kind in ("key", "value") for layer in range(2)}
@@ -94,6 +110,25 @@ def test_a_tied_vocabulary_is_one_constant() -> None:
 
     vocabulary = 320 * 64
     assert bytes_of_codes(tied=False) - bytes_of_codes(tied=True) == vocabulary
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1"])
+def test_a_file_in_4_bits_is_served_with_its_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: str
+) -> None:
+    source = open_gguf(write_gguf(tmp_path / "m.gguf", quant=quant).path)
+    monkeypatch.setattr(precision, "KEPT_SIDE_MIN", 64)
+    kept = build_graph(source, WeightFormat.AUTO)
+    assert kept.weights == "int4"
+    exact = build_graph(source, WeightFormat.F32)
+    difference = logits(replace(kept, input_group=0)) - logits(exact)
+    rounded = logits(replace(build_graph(source, WeightFormat.INT8), input_group=0))
+    assert np.abs(difference).max() < 2 * np.abs(rounded - logits(exact)).max()
+
+
+def test_small_matrices_of_a_file_in_4_bits_become_int8(tmp_path: Path) -> None:
+    source = open_gguf(write_gguf(tmp_path / "m.gguf", quant="Q4_1").path)
+    assert build_graph(source, WeightFormat.AUTO).weights == "int8"
 
 
 def test_a_missing_weight_is_named() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,11 @@ from kvota.core.errors import ModelError
 from kvota.formats.gguf_header import GgufHeader, TensorEntry, read_header
 from kvota.model.architecture import Architecture
 from kvota.model.gguf_config import FAMILIES, INTERLEAVED, architecture_of
+from kvota.model.gguf_levels import has_levels, levels_of
 from kvota.model.inventory import FileSource, take_expected, unsupported, unused_warning
+from kvota.model.levels import Levels
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 _OUTER: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -136,6 +140,28 @@ class GgufWeight:
             )
 
     def read(self) -> npt.NDArray[np.float32]:
+        kind = GGMLQuantizationType(self.entry.ggml_type)
+        values = self._in_order(dequantize(self._rows(), kind).reshape(self.shape))
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    @property
+    def has_levels(self) -> bool:
+        return len(self.shape) == 2 and has_levels(self.entry.ggml_type)
+
+    def read_levels(self) -> Levels:
+        stored = levels_of(self._rows(), self.entry.ggml_type)
+        return Levels(
+            self._in_order(stored.levels),
+            self._in_order(stored.steps),
+            self._in_order(stored.least),
+        )
+
+    def _in_order(self, rows: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        heads = self.interleaved_heads
+        return rows if heads is None else deinterleave(rows, heads)
+
+    def _rows(self) -> npt.NDArray[np.uint8]:
+        """[rows, bytes of a row], as they lie in the file."""
         num_bytes = self._num_bytes()
         try:
             raw = np.fromfile(self.path, np.uint8, num_bytes, offset=self.entry.offset)
@@ -143,11 +169,7 @@ class GgufWeight:
             raise ModelError(f"{self.path}: cannot read {self.entry.name}: {error}.") from error
         if raw.size != num_bytes:
             raise ModelError(f"{self.path}: the file ends inside the tensor {self.entry.name}.")
-        rows = raw.reshape(self._num_rows(), self._row_bytes())
-        values = dequantize(rows, GGMLQuantizationType(self.entry.ggml_type)).reshape(self.shape)
-        if self.interleaved_heads is not None:
-            values = deinterleave(values, self.interleaved_heads)
-        return np.ascontiguousarray(values, dtype=np.float32)
+        return raw.reshape(self._num_rows(), self._row_bytes())
 
     def _row_bytes(self) -> int:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(self.entry.ggml_type)]
@@ -166,7 +188,7 @@ class GgufWeight:
         return self._num_rows() * self._row_bytes()
 
 
-def deinterleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+def deinterleave(values: npt.NDArray[_Number], num_heads: int) -> npt.NDArray[_Number]:
     """Undo the converter's order of rows: pairs (2i, 2i + 1) of a head become (i, i + half)."""
     half = values.shape[0] // num_heads // 2
     pairs = values.reshape(num_heads, half, 2, *values.shape[1:])

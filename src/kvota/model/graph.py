@@ -19,10 +19,19 @@ from openvino.op import _PagedAttentionExtension
 
 from kvota.core.errors import ModelError
 from kvota.model.architecture import Architecture, Weight, WeightSource
+from kvota.model.levels import LeveledWeight
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
-from kvota.model.precision import input_group, resolved
+from kvota.model.precision import format_of, input_group, vocabulary_format
 from kvota.model.rope import Rotation, rotation
-from kvota.model.weights import WeightFormat, encode, matrix_node, stacked
+from kvota.model.weights import (
+    Matrix,
+    WeightFormat,
+    encode,
+    encode_levels,
+    matrix_node,
+    product,
+    stacked,
+)
 
 
 def build_graph(
@@ -34,7 +43,7 @@ def build_graph(
     depend on the length. Reads one weight at a time. Raises ModelError for a missing or misshapen
     weight and UnsupportedModel for arithmetic that kvota does not have.
     """
-    return _GraphBuilder(source, resolved(weight_format), context_len).build()
+    return _GraphBuilder(source, weight_format, context_len).build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +61,8 @@ class _StepInputs:
 class _Weights:
     """Reads weights of a source by name, checks shapes, and turns them into nodes."""
 
-    def __init__(self, source: WeightSource, weight_format: WeightFormat) -> None:
+    def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._format = weight_format
 
     def _find(self, name: str, shape: tuple[int, ...]) -> Weight:
         weight = self._source.weights.get(name)
@@ -71,15 +79,17 @@ class _Weights:
         parts = [self._find(name, (length,)).read() for name, length in names.items()]
         return ops.constant(np.concatenate(parts)[None, :])
 
-    def matrix(
-        self, outputs: Mapping[str, int], num_inputs: int, fmt: WeightFormat | None = None
-    ) -> Node:
-        """The matrices of these names and output counts, stacked, as f32 [n, num_inputs]."""
-        parts = []
-        for name, num_outputs in outputs.items():
-            weight = self._find(name, (num_outputs, num_inputs))
-            parts.append(encode(weight.read(), fmt or self._format))
-        return matrix_node(stacked(parts))
+    def matrices(self, outputs: Mapping[str, int], num_inputs: int) -> list[Weight]:
+        """The matrices of these names and output counts, still in their file."""
+        return [self._find(name, (size, num_inputs)) for name, size in outputs.items()]
+
+
+def _read(weight: Weight, weight_format: WeightFormat) -> Matrix:
+    """The matrix in this format: in int4 as the file has it, where it has 16 levels there."""
+    is_kept = weight_format is WeightFormat.INT4
+    if is_kept and isinstance(weight, LeveledWeight) and weight.has_levels:
+        return encode_levels(weight.read_levels())
+    return encode(weight.read(), weight_format)
 
 
 class _GraphBuilder:
@@ -87,11 +97,9 @@ class _GraphBuilder:
         self, source: WeightSource, weight_format: WeightFormat, context_len: int | None
     ) -> None:
         self._arch = source.architecture
-        self._weights = _Weights(source, weight_format)
-        self._input_group = input_group(weight_format)
-        # A vocabulary matrix at 4 bits costs more quality than it saves memory.
-        is_int4 = weight_format is WeightFormat.INT4
-        self._vocabulary_format = WeightFormat.INT8 if is_int4 else weight_format
+        self._weights = _Weights(source)
+        self._asked = weight_format
+        self._formats: set[WeightFormat] = set()
         self._rotation = rotation(
             self._arch.rope, self._arch.head_size, context_len or self._arch.max_position
         )
@@ -111,12 +119,18 @@ class _GraphBuilder:
         logits.output(0).set_names({"logits"})
         model = ov.Model([ops.result(logits)], [*step.parameters.values(), *caches], a.family)
         return PagedModel(
-            model, a.num_layers, a.vocab_size, a.max_position, input_group=self._input_group
+            model,
+            a.num_layers,
+            a.vocab_size,
+            a.max_position,
+            input_group=input_group(self._asked),
+            weights=" and ".join(sorted(self._formats)),
         )
 
     def _vocabulary(self, name: str) -> Node:
-        sizes = {name: self._arch.vocab_size}
-        return self._weights.matrix(sizes, self._arch.hidden_size, self._vocabulary_format)
+        a = self._arch
+        [weight] = self._weights.matrices({name: a.vocab_size}, a.hidden_size)
+        return matrix_node(_read(weight, vocabulary_format(self._asked)))
 
     def _layer(self, layer: int, hidden: Node, step: _StepInputs, caches: list[Node]) -> Node:
         prefix = f"model.layers.{layer}."
@@ -139,7 +153,10 @@ class _GraphBuilder:
     def _linear(self, sizes: Mapping[str, int], num_inputs: int, has_bias: bool, x: Node) -> Node:
         """One product for all of `sizes` (names without suffix to output counts)."""
         outputs = {f"{name}.weight": size for name, size in sizes.items()}
-        y = ops.matmul(x, self._weights.matrix(outputs, num_inputs), False, True)
+        parts = self._weights.matrices(outputs, num_inputs)
+        weight_format = format_of(self._asked, parts)
+        self._formats.add(weight_format)
+        y = product(x, stacked([_read(part, weight_format) for part in parts]))
         if not has_bias:
             return y
         biases = {f"{name}.bias": size for name, size in sizes.items()}

@@ -74,7 +74,7 @@ def load_model(
     tokenizer = _tokenizer(path, kind)
     template = _template(tokenizer, path)
     weight_format = WeightFormat(weights)
-    paged, label, warnings = _paged(path, kind, weight_format, max_model_len, progress)
+    paged, warnings = _paged(path, kind, weight_format, max_model_len, progress)
     if max_model_len is not None and max_model_len > paged.max_position:
         raise ConfigError(
             f"max_model_len is {max_model_len:,}, but {path} is made for at most "
@@ -94,7 +94,7 @@ def load_model(
         tokenizer=tokenizer,
         template=template,
         grammar=grammar,
-        weight_format=label,
+        weight_format=paged.weights,
         warnings=warnings,
     )
 
@@ -122,13 +122,12 @@ def _paged(
     weight_format: WeightFormat,
     max_model_len: int | None,
     progress: Progress,
-) -> tuple[PagedModel, str, tuple[str, ...]]:
+) -> tuple[PagedModel, tuple[str, ...]]:
     if kind is ModelKind.OPENVINO_IR:
-        return load_ir(path, weight_format), "as exported", ()
+        return load_ir(path, weight_format), ()
     source = open_source(path)
-    chosen = WeightFormat.INT8 if weight_format is WeightFormat.AUTO else weight_format
     counted = _CountedSource(source, progress)
-    return build_graph(counted, chosen, context_len=max_model_len), chosen.value, source.warnings
+    return build_graph(counted, weight_format, context_len=max_model_len), source.warnings
 
 
 class _CountedSource:

@@ -32,3 +32,4 @@ class PagedModel:
     vocab_size: int
     max_position: int  # longest context its rotary positions are good for
     input_group: int = 0  # inputs of products rounded to int8 by so many; 0: not rounded
+    weights: str = "as exported"  # what the layers' matrices are held as, for people

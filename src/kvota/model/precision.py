@@ -33,18 +33,37 @@ there all logits. That is affordable only because a token's way through the kern
 on its neighbours (`batch.py`).
 """
 
+from collections.abc import Sequence
+
+from kvota.model.architecture import Weight
+from kvota.model.levels import LeveledWeight
 from kvota.model.weights import WeightFormat
 
 INT8_INPUT_GROUP = 32
 EXACT_INPUTS = 0
+KEPT_SIDE_MIN = 2048  # inputs, and outputs, of a matrix that `auto` leaves in 4 bits
 
 
-def resolved(weight_format: WeightFormat) -> WeightFormat:
-    """The format of storage that an operator's choice stands for."""
-    return WeightFormat.INT8 if weight_format is WeightFormat.AUTO else weight_format
+def format_of(asked: WeightFormat, parts: Sequence[Weight]) -> WeightFormat:
+    """How a matrix of a layer is stored whose outputs are those of `parts`, on the same inputs."""
+    if asked is not WeightFormat.AUTO:
+        return asked
+    has_levels = all(isinstance(part, LeveledWeight) and part.has_levels for part in parts)
+    num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    is_large = min(num_outputs, num_inputs) >= KEPT_SIDE_MIN
+    return WeightFormat.INT4 if has_levels and is_large else WeightFormat.INT8
 
 
-def input_group(weight_format: WeightFormat) -> int:
+def vocabulary_format(asked: WeightFormat) -> WeightFormat:
+    """How the embedding and the head are stored.
+
+    A vocabulary matrix in 4 bits would cost more quality than it saves memory.
+    """
+    is_compressed = asked in (WeightFormat.AUTO, WeightFormat.INT4)
+    return WeightFormat.INT8 if is_compressed else asked
+
+
+def input_group(asked: WeightFormat) -> int:
     """Inputs of a product that share a scale when rounded to int8; 0: they are not rounded."""
-    is_compressed = resolved(weight_format) in (WeightFormat.INT8, WeightFormat.INT4)
-    return INT8_INPUT_GROUP if is_compressed else EXACT_INPUTS
+    is_exact = asked in (WeightFormat.F32, WeightFormat.F16)
+    return EXACT_INPUTS if is_exact else INT8_INPUT_GROUP

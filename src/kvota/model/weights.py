@@ -1,15 +1,22 @@
 """How a weight matrix is kept in memory, and how the graph gets numbers back out of it.
 
     f32, f16   the numbers themselves
-    int8       w ≈ scale · code               one f16 scale for every 32 inputs of an output
-    int4       w ≈ scale · (code − zero)      16 levels, with a zero point between levels
+    int8       w ≈ scale · code                      one f16 scale for 32 inputs of an output
+    int4       w ≈ scale · (code − zero) + rest      16 levels, the zero point is one of them
 
 An [n, k] matrix in groups of g is stored as codes [n, k/g, g] and scales [n, k/g, 1]. The CPU
 plugin recognizes the nodes built here and multiplies straight from the codes, never holding the
 numbers at full width.
+
+Its int8 dot products (VNNI) take whole zero points only, but files have 0 between two levels. What
+is left, at most half a step where 0 lies among the levels, is the same for all inputs of a group:
+
+    x · wᵀ = x · (scale · (code − zero))ᵀ + s · restᵀ      s [T, k/g]: the sum of x over each group
+
+`rest` [n, k/g] is a matrix in int8: a 32nd of the work, with an error of at most 1/508 of the
+largest step of 32 neighbouring groups. Where the file's zero points are whole (Q4_0) there is none.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,11 +26,11 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino import Node, Type
 
+from kvota.model.levels import GROUP, LEVEL_MAX, Levels, bounds, fitted, inverse, row_slices
+
 _Floats = npt.NDArray[np.float32]
 
-GROUP = 32
 _LEAST_F16 = np.float32(2.0**-24)
-_SLICE_ELEMENTS = 4_000_000  # rows are encoded this many numbers at a time, to bound temporaries
 
 
 class WeightFormat(StrEnum):
@@ -46,12 +53,14 @@ class Matrix:
     shape: tuple[int, int]
     codes: npt.NDArray[np.generic]
     scales: npt.NDArray[np.float16] | None = None  # [n, k/g, 1]
-    zeros: npt.NDArray[np.float16] | None = None  # [n, k/g, 1], int4 only
+    zeros: npt.NDArray[np.uint8] | None = None  # [n, k/g, 1], int4 only
+    rest: "Matrix | None" = None  # [n, k/g, rounded up to whole groups], int4 only
 
     @property
     def num_bytes(self) -> int:
         kept = (self.codes, self.scales, self.zeros)
-        return sum(part.nbytes for part in kept if part is not None)
+        beside = 0 if self.rest is None else self.rest.num_bytes
+        return sum(part.nbytes for part in kept if part is not None) + beside
 
 
 def group_size(num_inputs: int) -> int:
@@ -70,11 +79,29 @@ def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
         case WeightFormat.INT8:
             return _encode_int8(values, group_size(shape[1]))
         case WeightFormat.INT4 if group_size(shape[1]) < shape[1]:
-            return _encode_int4(values, group_size(shape[1]))
+            return encode_levels(fitted(values))
         case WeightFormat.INT4:  # one scale for a whole row is too coarse for 16 levels
             return _encode_int8(values, group_size(shape[1]))
         case WeightFormat.AUTO:
             raise AssertionError("auto must be resolved to a format before anything is encoded")
+
+
+def encode_levels(levels: Levels) -> Matrix:
+    """Store a matrix of 16 levels in int4, level by level as it is."""
+    scales = levels.steps.astype(np.float16)
+    zeros = np.clip(np.rint(-levels.least * inverse(scales)), 0, LEVEL_MAX).astype(np.uint8)
+    left = levels.least + zeros * scales.astype(np.float32)
+    codes = _packed(levels.levels.reshape(levels.shape))
+    return Matrix(levels.shape, codes, scales, zeros, _encode_rest(left[..., 0]))
+
+
+def _encode_rest(left: _Floats) -> Matrix | None:
+    if not left.any():
+        return None
+    num_outputs, num_groups = left.shape
+    padded = np.zeros((num_outputs, _whole_groups(num_groups)), np.float32)
+    padded[:, :num_groups] = left
+    return _encode_int8(padded, GROUP)
 
 
 def stacked(parts: list[Matrix]) -> Matrix:
@@ -89,40 +116,82 @@ def stacked(parts: list[Matrix]) -> Matrix:
         np.concatenate([part.codes for part in parts]),
         np.concatenate(scales) if scales else None,
         np.concatenate(zeros) if zeros else None,
+        _stacked_rest(parts),
     )
+
+
+def _stacked_rest(parts: list[Matrix]) -> Matrix | None:
+    if all(part.rest is None for part in parts):
+        return None
+    num_groups = _whole_groups(parts[0].shape[1] // GROUP)
+    return stacked([part.rest or _no_rest(part.shape[0], num_groups) for part in parts])
+
+
+def _no_rest(num_outputs: int, num_groups: int) -> Matrix:
+    return _encode_int8(np.zeros((num_outputs, num_groups), np.float32), GROUP)
+
+
+def _whole_groups(num_inputs: int) -> int:
+    return -(-num_inputs // GROUP) * GROUP
 
 
 def decode(matrix: Matrix) -> _Floats:
     """The numbers that the graph multiplies with: `encode` and its rounding undone in numpy."""
     if matrix.scales is None:
         return matrix.codes.astype(np.float32)
+    scales = matrix.scales.astype(np.float32)
     if matrix.zeros is None:
-        grouped = matrix.codes.astype(np.float32)
-    else:
-        codes = _unpacked(matrix.codes).reshape(*matrix.scales.shape[:2], -1)
-        grouped = codes.astype(np.float32) - matrix.zeros.astype(np.float32)
-    return (grouped * matrix.scales.astype(np.float32)).reshape(matrix.shape)
+        return (matrix.codes.astype(np.float32) * scales).reshape(matrix.shape)
+    codes = _unpacked(matrix.codes).reshape(*scales.shape[:2], -1).astype(np.float32)
+    values = (codes - matrix.zeros) * scales
+    if matrix.rest is not None:
+        values += decode(matrix.rest)[:, : scales.shape[1], None]
+    return values.reshape(matrix.shape)
+
+
+def product(x: Node | ov.Output, matrix: Matrix) -> Node:
+    """Nodes for x · matrixᵀ, [T, n] in f32, from x [T, k]. Shares memory as `matrix_node`."""
+    y = ops.matmul(x, _codes_node(matrix), False, True)
+    if matrix.rest is None:
+        return y
+    sums = _group_sums(x, matrix.shape[1] // GROUP)
+    return ops.add(y, ops.matmul(sums, _codes_node(matrix.rest), False, True))
 
 
 def matrix_node(matrix: Matrix) -> Node:
-    """Nodes that yield `matrix` as f32 [n, k], sharing the codes' memory where it can."""
+    """Nodes that yield `matrix` as f32 [n, k], sharing the codes' memory where it can.
+
+    Not for int4 with a rest, which has to be multiplied apart: `product`.
+    """
+    assert matrix.rest is None, "a matrix with a rest is known by its products only"
+    return _codes_node(matrix)
+
+
+def _codes_node(matrix: Matrix) -> Node:
     if matrix.scales is None:
         constant = ops.constant(matrix.codes, shared_memory=True)
         return constant if matrix.codes.dtype == np.float32 else ops.convert(constant, Type.f32)
-    codes = ops.convert(_codes_constant(matrix), Type.f16)
-    if matrix.zeros is not None:
-        codes = ops.subtract(codes, ops.constant(matrix.zeros, shared_memory=True))
+    if matrix.zeros is None:
+        codes = ops.convert(ops.constant(matrix.codes, shared_memory=True), Type.f16)
+    else:
+        zeros = _int4_constant(_packed(matrix.zeros.reshape(1, -1)), matrix.zeros.shape)
+        grouped = (*matrix.zeros.shape[:2], GROUP)
+        codes = ops.convert(_int4_constant(matrix.codes, grouped), Type.f16)
+        codes = ops.subtract(codes, ops.convert(zeros, Type.f16))
     scaled = ops.multiply(codes, ops.constant(matrix.scales, shared_memory=True))
     flat = ops.reshape(scaled, ops.constant(np.array(matrix.shape, np.int64)), False)
     return ops.convert(flat, Type.f32)
 
 
-def _codes_constant(matrix: Matrix) -> Node:
-    assert matrix.scales is not None
-    num_outputs, num_groups, _ = matrix.scales.shape
-    if matrix.zeros is None:
-        return ops.constant(matrix.codes, shared_memory=True)
-    return _int4_constant(matrix.codes, (num_outputs, num_groups, matrix.shape[1] // num_groups))
+def _group_sums(x: Node | ov.Output, num_groups: int) -> Node:
+    """The sum of x [T, k] over each group, with zeros up to a whole group of groups."""
+    grouped = ops.reshape(x, ops.constant(np.array([-1, num_groups, GROUP], np.int64)), False)
+    sums = ops.reduce_sum(grouped, ops.constant(np.array([-1], np.int64)), False)
+    missing = _whole_groups(num_groups) - num_groups
+    if not missing:
+        return sums
+    before, after = (ops.constant(np.array([0, count], np.int64)) for count in (0, missing))
+    return ops.pad(sums, before, after, "constant", ops.constant(np.float32(0)))
 
 
 def _int4_constant(packed: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Node:
@@ -133,9 +202,10 @@ def _int4_constant(packed: npt.NDArray[np.generic], shape: tuple[int, ...]) -> N
 
 
 def _packed(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Pairs of neighbours on the last axis, which has even length, as one byte each."""
-    low, high = levels[..., ::2], levels[..., 1::2]
-    return low + np.uint8(16) * high
+    """Pairs of neighbours on the last axis as one byte each; a last one without neighbour too."""
+    packed = levels[..., ::2].copy()
+    packed[..., : levels.shape[-1] // 2] |= levels[..., 1::2] << 4
+    return packed
 
 
 def _unpacked(packed: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
@@ -143,25 +213,20 @@ def _unpacked(packed: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return (low_and_high & 15).astype(np.uint8).ravel()
 
 
-def _row_slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    rows = max(1, _SLICE_ELEMENTS // shape[1])
-    return (slice(first, first + rows) for first in range(0, shape[0], rows))
-
-
 def _encode_int8(values: _Floats, group: int) -> Matrix:
     num_outputs, num_inputs = values.shape
     codes = np.empty((num_outputs, num_inputs // group, group), np.int8)
     scales = np.empty((num_outputs, num_inputs // group, 1), np.float16)
-    for rows in _row_slices(values.shape):
+    for rows in row_slices(values.shape):
         grouped = values[rows].reshape(-1, num_inputs // group, group)
         scales[rows] = _int8_scales(grouped)
-        codes[rows] = np.rint(grouped * _inverse(scales[rows]))
+        codes[rows] = np.rint(grouped * inverse(scales[rows]))
     return Matrix((num_outputs, num_inputs), codes, scales)
 
 
 def _int8_scales(grouped: _Floats) -> npt.NDArray[np.float16]:
     """For each group the better of two scales: the finest, and one that meets 16 levels."""
-    low, high = _bounds(grouped)
+    low, high = bounds(grouped)
     largest: _Floats = np.maximum(-low, high)
     finest = _rounded_up(largest / 127.0)
     meeting = _level_scales(low, high)
@@ -188,39 +253,10 @@ def _level_scales(low: _Floats, high: _Floats) -> npt.NDArray[np.float16]:
 
 def _squared_error(grouped: _Floats, scales: npt.NDArray[np.float16]) -> _Floats:
     """What rounding to multiples of its scale does to each group, [n, k/g, 1]."""
-    missed = grouped * _inverse(scales)
+    missed = grouped * inverse(scales)
     missed -= np.rint(missed)
     in_codes = np.einsum("ngk,ngk->ng", missed, missed)[..., None]
     return np.asarray(in_codes * scales.astype(np.float32) ** 2)
-
-
-def _encode_int4(values: _Floats, group: int) -> Matrix:
-    """Levels from the least to the largest number of a group, 0 included.
-
-    A whole zero point would move every number of a group by up to half a level. As it is not
-    whole, a matrix that was stored in this way before (GGUF's Q4_1) comes out as it was.
-    """
-    num_outputs, num_inputs = values.shape
-    num_groups = num_inputs // group
-    codes = np.empty((num_outputs, num_inputs // 2), np.uint8)
-    scales = np.empty((num_outputs, num_groups, 1), np.float16)
-    zeros = np.empty((num_outputs, num_groups, 1), np.float16)
-    for rows in _row_slices(values.shape):
-        grouped = values[rows].reshape(-1, num_groups, group)
-        low, high = _bounds(grouped)
-        scales[rows] = (high - low) / 15.0
-        inverse = _inverse(scales[rows])
-        zeros[rows] = -low * inverse
-        levels = np.clip(np.rint((grouped - low) * inverse), 0, 15).astype(np.uint8)
-        codes[rows] = _packed(levels.reshape(-1, num_inputs))
-    return Matrix((num_outputs, num_inputs), codes, scales, zeros)
-
-
-def _bounds(grouped: _Floats) -> tuple[_Floats, _Floats]:
-    """The least and the largest number of each group, 0 included, [n, k/g, 1]."""
-    low = np.minimum(grouped.min(axis=-1, keepdims=True), 0.0)
-    high = np.maximum(grouped.max(axis=-1, keepdims=True), 0.0)
-    return low, high
 
 
 def _rounded_up(scales: _Floats) -> npt.NDArray[np.float16]:
@@ -228,8 +264,3 @@ def _rounded_up(scales: _Floats) -> npt.NDArray[np.float16]:
     rounded = scales.astype(np.float16)
     too_small = rounded.astype(np.float32) < scales
     return np.where(too_small, np.nextafter(rounded, np.float16(np.inf)), rounded)
-
-
-def _inverse(scales: npt.NDArray[np.float16]) -> _Floats:
-    wide = scales.astype(np.float32)
-    return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)

@@ -15,13 +15,12 @@ CPU, as kvota's own engine holds weights (OpenVINO 2026.4.1, AVX-512): the plugi
 matrix and packs it again for its kernels. Of resident memory:
 
     weights        bytes a parameter times parameters, by storage and by what a matrix is for
-    each layer     0.9 MB: its nodes and kernels
+    each layer     0.9 MB: its nodes and kernels; in int4, with twice the products, twice that
     fixed          48 MB, and 1,000 bytes a vocabulary entry: tokenizer and grammar
 
-Fitted to 46 loads: Llamas of 2 to 30 layers, hidden sizes 512 to 2048 and MLPs of 1536 to 5632 in
-f32, int8 and int4, and SmolLM2-135M with its own vocabulary in these and f16. 44 are met within
-5 %; two of 768 × 4096 in int4 take 7 % more. In int4, a matrix of fewer than 2²¹ parameters takes
-half a byte more for each.
+Fitted to loads of Llamas of 2 to 30 layers, hidden sizes 512 to 2048 and MLPs of 1536 to 8192 in
+f32, int8 and int4 (six of them), and of SmolLM2-135M with its own vocabulary in these and f16. All
+are met within 5 %.
 """
 
 from collections.abc import Mapping
@@ -44,7 +43,9 @@ _GRAPH_PER_LAYER: Final = 20 * _MIB
 _GRAPH_PER_LAYER_PARALLEL: Final = 38 * _MIB
 _SAMPLER_BYTES: Final = 18
 
-_SMALL_PARAMS: Final = 2**21
+_HELD_FIXED: Final = 48 * 10**6
+_HELD_PER_LAYER: Final = 9 * 10**5
+_HELD_PER_TOKEN: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class _Held:
     layer: float
     head: float
     embedding: float
-    small_layer: float | None = None  # matrices of fewer than _SMALL_PARAMS; None: as the others
+    beside_layer: int = _HELD_PER_LAYER  # bytes, whatever the size of its matrices
 
 
 _HELD: Final[Mapping[str, _Held]] = MappingProxyType(
@@ -62,12 +63,9 @@ _HELD: Final[Mapping[str, _Held]] = MappingProxyType(
         "f32": _Held(8.0, 8.48, 4.03),
         "f16": _Held(10.02, 10.55, 2.0),
         "int8": _Held(2.33, 2.84, 1.16),
-        "int4": _Held(1.65, 2.85, 1.15, small_layer=2.15),
+        "int4": _Held(1.40, 2.85, 1.15, beside_layer=2 * _HELD_PER_LAYER),
     }
 )
-_HELD_FIXED: Final = 48 * 10**6
-_HELD_PER_LAYER: Final = 9 * 10**5
-_HELD_PER_TOKEN: Final = 1000
 # Of `kvota node` without a model. A gateway's child is 30 MB smaller: it knows no other commands.
 PROCESS_BYTES: Final = 132 * 10**6
 
@@ -102,7 +100,7 @@ def device_weights(
 def resident_weights(shape: ModelShape, matrices: tuple[Matrix, ...], method: Method) -> int:
     """What kvota's own engine holds once a model is loaded, beyond the empty process."""
     rates = _HELD[method.name]
-    held = float(_HELD_FIXED + _HELD_PER_LAYER * shape.num_layers)
+    held = float(_HELD_FIXED + rates.beside_layer * shape.num_layers)
     held += _HELD_PER_TOKEN * shape.vocab_size
     for matrix in matrices:
         if matrix.role is Role.HEAD:
@@ -110,13 +108,8 @@ def resident_weights(shape: ModelShape, matrices: tuple[Matrix, ...], method: Me
         elif matrix.role is Role.EMBEDDING:
             held += 0 if shape.tied_embeddings else rates.embedding * matrix.num_params
         else:
-            held += _layer_rate(rates, matrix) * matrix.num_params
+            held += rates.layer * matrix.num_params
     return round(held)
-
-
-def _layer_rate(rates: _Held, matrix: Matrix) -> float:
-    is_small = matrix.num_outputs * matrix.num_inputs < _SMALL_PARAMS
-    return rates.small_layer if is_small and rates.small_layer is not None else rates.layer
 
 
 def check_parallel(shape: ModelShape, tensor_parallel: int) -> None:

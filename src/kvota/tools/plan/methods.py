@@ -7,7 +7,8 @@ Sources: AWQ and GPTQ as their checkpoints lie on disk (qweight, scales f16, qze
 g_idx int32), group 128; fp8 and int8 as llm-compressor writes them (one scale an output; the
 vocabulary stays in 16 bits in all four); GGUF block sizes from ggml, mixes from llama.cpp's
 `llama_tensor_get_type`. `rank` says which is preferred when several do: the one that costs least
-quality, and on a CPU int8, which is what `auto` means there (`model/precision.py`).
+quality, and on a CPU int8, which is what `auto` means there for files that are not in 4 bits
+(`model/precision.py`).
 """
 
 from collections.abc import Mapping
@@ -26,13 +27,13 @@ class Storage:
 
     bits: float
     group: int | None = None
-    group_bits: int = 0
+    group_bits: float = 0
     output_bits: int = 0
     input_bits: int = 0
 
     def num_bytes(self, matrix: Matrix) -> float:
         outputs, inputs = matrix.num_outputs, matrix.num_inputs
-        beside = outputs * self.output_bits + inputs * self.input_bits
+        beside: float = outputs * self.output_bits + inputs * self.input_bits
         if self.group is not None:
             beside += outputs * -(-inputs // self.group) * self.group_bits
         return matrix.count * (outputs * inputs * self.bits + beside) / 8
@@ -192,11 +193,13 @@ def _own(
 
 
 _OWN_INT8: Final = Storage(8, group=32, group_bits=16)
+# Beside a group of int4: scale 16, zero point 4, and its rest in int8 with a 32nd of a scale.
+_OWN_INT4: Final = Storage(4, group=32, group_bits=28.5)
 _CPU: Final = (
     _own("f32", "exact", _F32, 3),
     _own("f16", "16 bit", _F16, 2),
     _own("int8", "8 bit", _OWN_INT8, 0),
-    _own("int4", "4 bit", Storage(4, group=32, group_bits=32), 1, _OWN_INT8),
+    _own("int4", "4 bit", _OWN_INT4, 1, _OWN_INT8),
 )
 
 GPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _GPU})

@@ -1,0 +1,78 @@
+"""Which storage `auto` chooses for a matrix."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvota.model.levels import Levels, fitted
+from kvota.model.precision import KEPT_SIDE_MIN, format_of, input_group, vocabulary_format
+from kvota.model.weights import WeightFormat
+
+LARGE = KEPT_SIDE_MIN
+
+
+@dataclass
+class Stored:
+    """A weight that a file holds in 16 levels, or not."""
+
+    shape: tuple[int, ...]
+    has_levels: bool = True
+    name: str = "a"
+    stored_as: str = "Q4_1"
+
+    def read(self) -> npt.NDArray[np.float32]:
+        return np.zeros(self.shape, np.float32)
+
+    def read_levels(self) -> Levels:
+        return fitted(self.read())
+
+
+@dataclass
+class Plain:
+    """A weight of a file that has no types of 16 levels."""
+
+    shape: tuple[int, ...]
+    name: str = "a"
+    stored_as: str = "F16"
+
+    def read(self) -> npt.NDArray[np.float32]:
+        return np.zeros(self.shape, np.float32)
+
+
+def test_auto_keeps_large_matrices_of_4_bits_and_rounds_all_others_to_int8() -> None:
+    auto = WeightFormat.AUTO
+    assert format_of(auto, [Stored((LARGE, LARGE))]) is WeightFormat.INT4
+    assert format_of(auto, [Stored((LARGE - 1, LARGE))]) is WeightFormat.INT8
+    assert format_of(auto, [Stored((LARGE, LARGE - 32))]) is WeightFormat.INT8
+    assert format_of(auto, [Stored((LARGE, LARGE), has_levels=False)]) is WeightFormat.INT8
+    assert format_of(auto, [Plain((LARGE, LARGE))]) is WeightFormat.INT8
+
+
+def test_a_matrix_of_several_parts_is_as_large_as_all_and_in_4_bits_if_all_are() -> None:
+    half = Stored((LARGE // 2, LARGE))
+    assert format_of(WeightFormat.AUTO, [half, half]) is WeightFormat.INT4
+    assert format_of(WeightFormat.AUTO, [half, Plain((LARGE, LARGE))]) is WeightFormat.INT8
+
+
+@pytest.mark.parametrize("asked", set(WeightFormat) - {WeightFormat.AUTO})
+def test_what_an_operator_asks_for_is_done(asked: WeightFormat) -> None:
+    assert format_of(asked, [Stored((8, 64))]) is asked
+
+
+def test_a_vocabulary_is_never_in_4_bits() -> None:
+    assert {asked: vocabulary_format(asked) for asked in WeightFormat} == {
+        WeightFormat.AUTO: WeightFormat.INT8,
+        WeightFormat.F32: WeightFormat.F32,
+        WeightFormat.F16: WeightFormat.F16,
+        WeightFormat.INT8: WeightFormat.INT8,
+        WeightFormat.INT4: WeightFormat.INT8,
+    }
+
+
+def test_inputs_are_rounded_where_weights_are_codes() -> None:
+    assert {asked for asked in WeightFormat if input_group(asked) == 0} == {
+        WeightFormat.F32,
+        WeightFormat.F16,
+    }
