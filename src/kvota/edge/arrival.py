@@ -15,6 +15,8 @@ from kvota.edge.settings import EdgeSettings
 from kvota.edge.trust import ANONYMOUS, tenant_of, weight_of
 
 REQUEST_ID_LENGTH_MAX: Final = 128
+_ID_DIGITS: Final = 24  # hexadecimal
+_IDS_AHEAD: Final = 32
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 _DEADLINE: Final = "x-kvota-deadline-s"
 _PRIORITY: Final = "x-kvota-priority"
@@ -47,9 +49,14 @@ class Arrivals:
         self._clock = clock
         self._unix_time = unix_time
         self._chance = chance
+        self._ids: list[str] = []  # made ahead, for chance may be a system call
 
     def new_id(self) -> str:
-        return f"{self._chance.getrandbits(96):024x}"
+        if not self._ids:
+            num_digits = _ID_DIGITS * _IDS_AHEAD
+            drawn = f"{self._chance.getrandbits(4 * num_digits):0{num_digits}x}"
+            self._ids = [drawn[at : at + _ID_DIGITS] for at in range(0, len(drawn), _ID_DIGITS)]
+        return self._ids.pop()
 
     def make(self, id_: str, arrived_s: float, headers: Mapping[bytes, bytes]) -> Arrival:
         """Raises InvalidRequest, with the header as `param`."""

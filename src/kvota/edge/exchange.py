@@ -74,7 +74,7 @@ class Exchange:
         # Nobody between us and the server wants to see what is said: CORS does, for one.
         self._hears_all = connection is not None and receive == connection.receive
         self._says_all = connection is not None and send == connection.send
-        self._sending = asyncio.Lock()
+        self._sending: asyncio.Lock | None = None  # made by the first who has to wait
         self._last_write_s = asyncio.get_running_loop().time()
         self.request_headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.headers: RawHeaders = []
@@ -192,12 +192,15 @@ class Exchange:
 
     async def _deliver(self, content: bytes, *, more: bool, opening: Opening) -> None:
         """Pass it on in order, each piece whole; sends wait while the client does not read."""
-        connection = self._connection
-        if connection is not None and connection.is_writable() and not self._sending.locked():
+        connection, sending = self._connection, self._sending
+        is_free = sending is None or not sending.locked()
+        if is_free and connection is not None and connection.is_writable():
             await self._pass(content, more=more, opening=opening)  # without a pause
             return
+        if sending is None:
+            sending = self._sending = asyncio.Lock()
         try:
-            async with self._sending, asyncio.timeout(self._settings.send_timeout_s):
+            async with sending, asyncio.timeout(self._settings.send_timeout_s):
                 if connection is not None:
                     await connection.writable()
                 await self._pass(content, more=more, opening=opening)

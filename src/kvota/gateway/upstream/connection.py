@@ -18,6 +18,7 @@ from base64 import b64encode
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -365,7 +366,10 @@ def _standing_head(settings: UpstreamSettings) -> str:
 
 
 def _left_s(deadline_s: float | None, clock: Clock) -> float:
-    return float("inf") if deadline_s is None else max(deadline_s - clock.now(), 0.0)
+    if deadline_s is None:
+        return inf
+    left_s = deadline_s - clock.now()
+    return left_s if left_s > 0 else 0.0
 
 
 def _too_late() -> RequestTimeout:

@@ -243,18 +243,18 @@ class Relay:
     def _put_together(self, assembler: Assembler, values: Sequence[bytes], now: float) -> None:
         passage, likeness, at = self._passage, self._passage.likeness, 0
         while at < len(values) and not passage.is_done:
-            texts = passage.take_alike(values, at, now)
-            if texts:
-                beyond = at + len(texts)
-                num_bytes = sum(map(len, values[at:beyond]))
-                assembler.add_texts(likeness.choice, likeness.field, texts, num_bytes)
-                at = beyond
-                continue
-            passed = passage.take(values[at], now)
+            value = values[at]
+            passed = passage.take(value, now)
             at += 1
-            if passed is not None:
-                assembler.add(passed)
-                self._num_held += len(passed)
+            if passage.alike_text is None:
+                if passed is not None:
+                    assembler.add(passed)
+                    self._num_held += len(passed)
+            elif passed is not None:
+                texts = [passage.alike_text, *passage.take_alike(values, at, now)]
+                at += len(texts) - 1
+                num_bytes = len(texts) * len(value)  # nearly: they differ in their texts
+                assembler.add_texts(likeness.choice, likeness.field, texts, num_bytes)
 
     def _take(self) -> bytes:
         content = b"data: " + b"\n\ndata: ".join(self._ready) + b"\n\n"
