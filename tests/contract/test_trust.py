@@ -146,6 +146,21 @@ def test_the_one_line_of_a_gateway_tells_how_each_request_went() -> None:
     assert failed["kv_block_s"] > 0
 
 
+def test_an_error_is_no_first_token() -> None:
+    clock = ManualClock(50.0)
+    limits: dict[str, Any] = {"request_timeout_s": 5.0, "max_num_batched_tokens": 64}
+    with gateway_node(clock=clock, heartbeat_s=0.01, **limits) as node:
+        with ThreadPoolExecutor() as pool, node.stage.held() as gate:
+            late = pool.submit(node.chat, "x" * 500, max_tokens=50, stream=True)
+            gate.wait_for_step()
+            clock.advance(6.0)
+            gate.allow(2)
+            assert late.result().chunks[-1]["error"]["code"] == "request_timeout"
+        [line] = lines_of(node, 1)
+    assert "first_token_s" not in line
+    assert line["lane"] == "short"
+
+
 def test_the_gateway_is_told_of_streams_that_fail(trusting: LiveNode) -> None:
     poison = 299
     trusting.stage.play = says("ab", poison, end=False)

@@ -160,7 +160,9 @@ def _course(call: Call) -> dict[str, Any]:
             "time_per_output_token_s": _rounded(call.time_per_output_token_s),
             "kv_block_s": _rounded(held),
         }
-    first_s = course.first_token_s if call.ttft_s is None or not call.is_stream else call.ttft_s
+    first_s = course.first_token_s
+    if first_s is not None and call.is_stream:
+        first_s = call.ttft_s  # as the client sees it
     return {
         "lane": course.lane,
         "band": course.band,
