@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 from kvota.tools.plan.hardware import Arithmetic
-from kvota.tools.plan.here import _cpu_flags, this_machine
+from kvota.tools.plan.here import _cpu_flags, company, this_machine
 
 
 def test_this_machine_has_memory_bandwidth_and_compute() -> None:
@@ -12,6 +12,11 @@ def test_this_machine_has_memory_bandwidth_and_compute() -> None:
     assert machine.memory_bytes > 10**8
     assert machine.bandwidth > 0
     assert machine.compute[Arithmetic.I8] >= machine.compute[Arithmetic.F32] > 0
+
+
+def test_a_machine_that_others_use_is_told() -> None:
+    assert company(0.9, 2) == ""
+    assert "load 22.1 on 2 cores" in company(22.1, 2)
 
 
 def test_cpu_flags_are_read_where_there_are_some(tmp_path: Path) -> None:

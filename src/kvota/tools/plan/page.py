@@ -38,7 +38,12 @@ def report(answer: Recommendation) -> Report:
         *_commands(plan),
     ]
     notes = {f"note {at}": note for at, note in enumerate(plan.shape.notes, start=1)}
-    facts = {"model": words.model_line(plan), "workload": words.workload(plan), **notes}
+    facts = {
+        "model": words.model_line(plan),
+        "hardware": plan.hardware.source,
+        "workload": words.workload(plan),
+        **notes,
+    }
     return Report(
         f"Plan: {words.heading(plan)}", facts, sections, f"{words.verdict(plan)}.",
         is_bad=bool(plan.misses),

@@ -22,7 +22,12 @@ _WIDE: Final = 100  # columns
 def show(answer: Recommendation, console: Console) -> None:
     plan = answer.plan
     console.print(Text(words.heading(plan), style="bold"))
-    for line in (words.model_line(plan), f"workload: {words.workload(plan)}", *plan.shape.notes):
+    for line in (
+        words.model_line(plan),
+        f"hardware: {plan.hardware.source}",
+        f"workload: {words.workload(plan)}",
+        *plan.shape.notes,
+    ):
         console.print(Text(line, style="dim"))
     _section(console, words.verdict(plan), _reasons(answer.reasons))
     _section(console, "Memory of each device", _memory(plan))
