@@ -13,15 +13,10 @@ Parts are made in serve.py and put together here.
 
 from dataclasses import dataclass
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kvota.core.errors import KvotaError
-from kvota.edge.problems import ErrorPages
+from kvota.edge.application import application
 from kvota.gateway.about import About
 from kvota.gateway.admin import Admin
 from kvota.gateway.gatekeeper import Gatekeeper
@@ -32,17 +27,7 @@ from kvota.gateway.passing_kinds import DETOKENIZE, EMBEDDINGS, TOKENIZE
 from kvota.gateway.proxy import GatewayEndpoint, Parts
 from kvota.wire.openai import ChatRequest, CompletionRequest
 
-_EXPOSED = [
-    "retry-after",
-    "x-should-retry",
-    "x-kvota-request-id",
-    "x-kvota-queue-ms",
-    "x-kvota-cached-tokens",
-    "x-kvota-backend",
-    "x-kvota-model",
-    "x-kvota-fallback",
-    "x-kvota-task",
-]
+_EXPOSED = ("x-kvota-backend", "x-kvota-model", "x-kvota-fallback", "x-kvota-task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +41,19 @@ class Pages:
 
 
 def create_app(parts: Parts, pages: Pages) -> ASGIApp:
-    problems = ErrorPages(parts.chance)
     recorded = [*_generating_routes(parts), *_passing_routes(parts)]
-    app = Starlette(
-        routes=[
-            *recorded,
-            *_about_routes(pages.about),
-            *_request_routes(pages.requests),
-            Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"]),
-            *_admin_routes(pages.admin),
-            _desk_route(parts, pages),
-        ],
-        middleware=_middleware(parts.settings.cors_origins),
-        exception_handlers={
-            HTTPException: problems.http,
-            KvotaError: problems.known,
-            Exception: problems.crash,
-        },
-    )
-    app.router.redirect_slashes = False
+    routes = [
+        *recorded,
+        *_about_routes(pages.about),
+        *_request_routes(pages.requests),
+        Route("/tokenizer_info", pages.requests.tokenizer_info, methods=["GET"]),
+        *_admin_routes(pages.admin),
+        _desk_route(parts, pages),
+    ]
+    cors_origins = parts.settings.cors_origins
+    app = application(routes, parts.chance, cors_origins=cors_origins, exposed=_EXPOSED)
     endpoints = {one.path: one.endpoint for one in recorded}
-    is_direct = not parts.settings.cors_origins
+    is_direct = not cors_origins
     return NamedAnswers(app, parts.arrivals.new_id, endpoints, is_direct=is_direct)
 
 
@@ -126,18 +103,3 @@ def _admin_routes(admin: Admin) -> list[Route]:
 def _desk_route(parts: Parts, pages: Pages) -> Route:
     desks = NodeDesks(parts.live, pages.gatekeeper)
     return Route("/admin/desk", desks.pass_on, methods=["GET", "PUT"])
-
-
-def _middleware(cors_origins: tuple[str, ...]) -> list[Middleware]:
-    """CORS only where the operator allows pages of other origins to call."""
-    if not cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=cors_origins,
-            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-            allow_headers=["*"],
-            expose_headers=_EXPOSED,
-        )
-    ]

@@ -12,24 +12,22 @@ Reading `create_app` is reading how the parts are put together; nothing else in 
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Generic, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError
 from kvota.core.request import Request
+from kvota.edge.application import Lifespan, application
 from kvota.edge.arrival import Arrivals
 from kvota.edge.exchange import Exchange
-from kvota.edge.problems import ErrorPages, error_headers, error_response
+from kvota.edge.problems import error_headers, error_response
 from kvota.node.about import About
 from kvota.node.comeback import Comeback
 from kvota.node.desk_admin import DeskAdmin, desk_routes
@@ -84,25 +82,14 @@ def create_app(
     texts = Texts(intake, settings, bench)
     progress = Progress(runner, clock, report_stall)
     about = About(served, runner, progress, comeback, render_metrics)
-    pages = ErrorPages(chance)
-    app = Starlette(
-        routes=[
-            *_engine_routes(intake, edge),
-            *_text_routes(texts, edge),
-            *_about_routes(about),
-            *_request_routes(LiveRequests(runner, trusts_gateway=settings.trusts_gateway)),
-            *(desk_routes(desk, settings, chance) if desk is not None else ()),
-        ],
-        middleware=_middleware(settings),
-        exception_handlers={
-            HTTPException: pages.http,
-            KvotaError: pages.known,
-            Exception: pages.crash,
-        },
-        lifespan=_closing(bench),
-    )
-    app.router.redirect_slashes = False
-    return app
+    routes = [
+        *_engine_routes(intake, edge),
+        *_text_routes(texts, edge),
+        *_about_routes(about),
+        *_request_routes(LiveRequests(runner, trusts_gateway=settings.trusts_gateway)),
+        *(desk_routes(desk, settings, chance) if desk is not None else ()),
+    ]
+    return application(routes, chance, cors_origins=settings.cors_origins, lifespan=_closing(bench))
 
 
 def _engine_routes(intake: Intake, edge: Edge) -> list[Route]:
@@ -164,28 +151,7 @@ class JsonEndpoint(Generic[T]):
                 await exchange.respond(error.status, error_response(error), headers)
 
 
-def _middleware(settings: HttpSettings) -> list[Middleware]:
-    """CORS only where the operator allows pages of other origins to call."""
-    if not settings.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-            allow_headers=["*"],
-            expose_headers=[
-                "retry-after",
-                "x-should-retry",
-                "x-kvota-request-id",
-                "x-kvota-queue-ms",
-                "x-kvota-cached-tokens",
-            ],
-        )
-    ]
-
-
-def _closing(bench: Workbench) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _closing(bench: Workbench) -> Lifespan:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield

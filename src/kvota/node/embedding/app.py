@@ -14,7 +14,6 @@ from random import Random
 import msgspec
 import numpy as np
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,9 +29,10 @@ from kvota.core.errors import (
     Refusal,
     Refused,
 )
+from kvota.edge.application import application
 from kvota.edge.arrival import Arrival, Arrivals, client_id
 from kvota.edge.exchange import Exchange
-from kvota.edge.problems import ErrorPages, error_code, error_headers, error_response, outcome_of
+from kvota.edge.problems import error_code, error_headers, error_response, outcome_of
 from kvota.edge.trust import USAGE, UsageReport
 from kvota.node.embedding.embedder import Embedder, Vector
 from kvota.node.embedding.texts import Encode, token_ids
@@ -106,7 +106,6 @@ def create_embedding_app(
         record, bench,
     )  # fmt: skip
     about = _About(served, embedder, render_metrics, stuck_after_s)
-    pages = ErrorPages(chance)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -115,24 +114,15 @@ def create_embedding_app(
         await embedder.stop()
         bench.close()
 
-    app = Starlette(
-        routes=[
-            Route("/v1/embeddings", endpoint, methods=["POST"]),
-            Route("/v1/models", about.models, methods=["GET"]),
-            Route("/v1/models/{id:path}", about.model, methods=["GET"]),
-            Route("/health", about.health, methods=["GET"]),
-            Route("/ready", about.ready, methods=["GET"]),
-            Route("/metrics", about.metrics, methods=["GET"]),
-        ],
-        exception_handlers={
-            HTTPException: pages.http,
-            KvotaError: pages.known,
-            Exception: pages.crash,
-        },
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False
-    return app
+    routes = [
+        Route("/v1/embeddings", endpoint, methods=["POST"]),
+        Route("/v1/models", about.models, methods=["GET"]),
+        Route("/v1/models/{id:path}", about.model, methods=["GET"]),
+        Route("/health", about.health, methods=["GET"]),
+        Route("/ready", about.ready, methods=["GET"]),
+        Route("/metrics", about.metrics, methods=["GET"]),
+    ]
+    return application(routes, chance, cors_origins=settings.cors_origins, lifespan=lifespan)
 
 
 class EmbeddingEndpoint:
