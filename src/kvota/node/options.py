@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from kvota.desk.settings import Admission, DeskSettings
+from kvota.node.settings import HttpSettings
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,3 +89,16 @@ def desk_settings(options: DeskOptions, max_running_requests: int) -> DeskSettin
     """What the desk itself checks and uses. Raises ConfigError naming the setting."""
     values = msgspec.structs.asdict(options) | {"admission": Admission(options.admission)}
     return DeskSettings(max_running_requests=max_running_requests, **values)
+
+
+def http_settings(server: ServerSettings, desk: DeskOptions) -> HttpSettings:
+    """What the HTTP side of a node of either kind uses."""
+    return HttpSettings(
+        max_body_bytes=server.max_body_bytes,
+        queue_timeout_s=desk.queue_timeout_s,
+        request_timeout_s=desk.request_timeout_s,
+        heartbeat_s=server.heartbeat_s,
+        send_timeout_s=server.send_timeout_s,
+        cors_origins=server.cors_origins,
+        trusts_gateway=server.trust_gateway or server.unix_socket is not None,
+    )

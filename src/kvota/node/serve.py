@@ -49,6 +49,7 @@ from kvota.node.options import (
     ModelSettings,
     ServerSettings,
     desk_settings,
+    http_settings,
 )
 from kvota.node.ports import RecordRequest, RequestRecord
 from kvota.node.pricing import ticket_of
@@ -57,7 +58,6 @@ from kvota.node.readiness import stall_log
 from kvota.node.runner import EngineRunner
 from kvota.node.served import ServedModel
 from kvota.node.server import serve
-from kvota.node.settings import HttpSettings
 from kvota.node.startup import Startup
 from kvota.node.tool_dialect import ToolDialect
 from kvota.node.tracing import TracedRecords
@@ -302,7 +302,7 @@ def build_node(
     app = create_app(
         served=lambda: served,
         runner=runner,
-        settings=_http_settings(server_settings, desk_options),
+        settings=http_settings(server_settings, desk_options),
         clock=clock,
         comeback=comeback,
         record=_record(metrics, log if log_requests else None, tracing),
@@ -404,18 +404,6 @@ def _limits(settings: EngineSettings) -> SchedulerLimits:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_running_requests=settings.max_running_requests,
         long_prefill_share=settings.long_prefill_share,
-    )
-
-
-def _http_settings(server: ServerSettings, desk: DeskOptions) -> HttpSettings:
-    return HttpSettings(
-        max_body_bytes=server.max_body_bytes,
-        queue_timeout_s=desk.queue_timeout_s,
-        request_timeout_s=desk.request_timeout_s,
-        heartbeat_s=server.heartbeat_s,
-        send_timeout_s=server.send_timeout_s,
-        cors_origins=server.cors_origins,
-        trusts_gateway=server.trust_gateway or server.unix_socket is not None,
     )
 
 

@@ -26,8 +26,13 @@ from kvota.model.encoder_source import is_encoder
 from kvota.node.embedding.app import EmbeddingRecord, ServedEncoder, create_embedding_app
 from kvota.node.embedding.embedder import Embedder
 from kvota.node.embedding.tracing import times_of
-from kvota.node.options import DeskOptions, EmbeddingOptions, ModelSettings, ServerSettings
-from kvota.node.settings import HttpSettings
+from kvota.node.options import (
+    DeskOptions,
+    EmbeddingOptions,
+    ModelSettings,
+    ServerSettings,
+    http_settings,
+)
 from kvota.node.startup import Startup
 from kvota.sizing.memory import resident_bytes
 from kvota.telemetry.embedding_metrics import EmbeddingMetrics
@@ -92,13 +97,7 @@ def load_embedding_node(
             encode=encoder.encode,
         ),
         embedder=embedder,
-        settings=HttpSettings(
-            max_body_bytes=server.max_body_bytes,
-            queue_timeout_s=desk.queue_timeout_s,
-            request_timeout_s=desk.request_timeout_s,
-            send_timeout_s=server.send_timeout_s,
-            trusts_gateway=server.trust_gateway or server.unix_socket is not None,
-        ),
+        settings=http_settings(server, desk),
         clock=clock,
         chance=SystemRandom(),
         record=_Records(metrics, log if log_requests else None, tracing),
