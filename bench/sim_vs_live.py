@@ -106,6 +106,17 @@ class Live:
 
 
 def lived(source: Source, model: Path) -> Live:
+    """The part, once more where its figures were refused. Ends the program if they are again."""
+    live = _lived_once(source, model)
+    if live.refusal is not None:
+        print(f"(replayed again: {live.refusal})", flush=True)
+        live = _lived_once(source, model)
+    if live.refusal is not None:
+        sys.exit(f"No comparison: {live.refusal}")
+    return live
+
+
+def _lived_once(source: Source, model: Path) -> Live:
     """Start a server, replay the part, stop it, and read what its steps took."""
     recorded = read(source)
     with TemporaryDirectory() as folder:
@@ -116,10 +127,7 @@ def lived(source: Source, model: Path) -> Live:
             capacity = _capacity(url)
         with steps.open() as file:
             records = list(read_records(file))
-    live = Live(recorded.arrivals, recorded.window_s, seen, records, capacity, refusal)
-    if refusal is not None:
-        sys.exit(f"No comparison: {refusal}")
-    return live
+    return Live(recorded.arrivals, recorded.window_s, seen, records, capacity, refusal)
 
 
 async def _replayed(url: str, source: Source) -> tuple[list[Seen], str | None]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
+from bench import sim_vs_live
 from bench.sim_vs_live import Live, judge, learn_around_s, made_runs, seen_run, simulated
 from bench.sim_vs_live_figures import figures_of, summary_of
 from kvota.core.plan import Capacity
@@ -15,6 +17,7 @@ from kvota.sim.executor import StepCost
 from kvota.sim.records import RequestRecord
 from kvota.telemetry.steps import StepRecord, StepTerms
 from kvota.tools.load.asked import Seen
+from kvota.tools.replay.plan import Source
 from kvota.traffic.arrival import Arrival
 
 SEEDS = range(1, 4)
@@ -138,6 +141,18 @@ def test_nothing_to_compare_is_said() -> None:
     part = replace(live, seen=[broken] * 30)
     with pytest.raises(ValueError, match="no request was answered in full"):
         judge([live], [part, part], SEEDS)
+
+
+def test_a_part_is_replayed_once_more_where_its_figures_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = replace(EMPTY, refusal="the generator was the bottleneck")
+    tries = [late, EMPTY, late, late]
+    monkeypatch.setattr(sim_vs_live, "_lived_once", lambda source, model: tries.pop(0))
+    source = Source(path=Path("trace"))
+    assert sim_vs_live.lived(source, Path("model")) is EMPTY
+    with pytest.raises(SystemExit, match="the generator was the bottleneck"):
+        sim_vs_live.lived(source, Path("model"))
 
 
 def test_arrays_are_ordered_by_run_and_request() -> None:
