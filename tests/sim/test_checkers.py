@@ -11,9 +11,10 @@ from kvota.core.request import Request, SamplingParams
 from kvota.kv.cache import KVCache
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
-from kvota.sim.checkers import BudgetedExecutor, Conservation, Fairness, NoStarvation, OneEnding
+from kvota.sim.checkers import BudgetedExecutor, Conservation, NoStarvation, OneEnding
 from kvota.sim.door import OpenDoor
 from kvota.sim.executor import StepCost, StepCostExecutor
+from kvota.sim.fairness import Fairness
 from kvota.sim.random_world import WorldBroken, draw_world, run_random_world
 from kvota.sim.records import RequestRecord
 from kvota.traffic.arrival import Arrival

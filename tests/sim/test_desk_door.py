@@ -10,9 +10,9 @@ from kvota.core.plan import Capacity
 from kvota.core.request import Band
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.sim.checkers import Fairness
 from kvota.sim.desk_door import desk_door
 from kvota.sim.executor import StepCost
+from kvota.sim.fairness import Fairness
 from kvota.sim.node import NodeSettings
 from kvota.sim.records import WorldResult
 from kvota.sim.workloads import flood, merged

@@ -5,14 +5,13 @@ conservation   every block is free, used or cached, and used ones belong to some
 one ending     each request that arrived ends exactly once, and nothing of it follows
 budget         a step computes no more tokens and sequences than allowed, in blocks that exist
 starvation     nobody is open past their deadline, nor in line past the line's
-fairness       tenants that both wait get service within the VTC bound of each other
+fairness       tenants that both wait get service within the VTC bound of each other (`fairness.py`)
 
 Each raises AssertionError naming the request and the moment. The world calls all of them all the
 time; tests share them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from kvota.core.plan import Capacity, Executor, StepPlan, StepResult
 from kvota.scheduler.budget import SchedulerLimits
@@ -152,81 +151,6 @@ class NoStarvation(Checker):
         assert age_s <= limit_s + 2 * self._longest_turn_s + 1e-6, (
             f"at {now:.3f} s #{oldest.number} is {where} for {age_s:.3f} s; at most {limit_s} s"
         )
-
-
-@dataclass(slots=True)
-class _Service:
-    """What one tenant got, in weighted tokens, and how many of its requests wait."""
-
-    total: float = 0.0
-    num_waiting: int = 0
-    since: dict[str, float] = field(default_factory=dict)  # lead over a rival when both began
-
-
-class Fairness(Checker):
-    """The VTC bound: |service_u − service_v| ≤ 2 · max(w_in · L_in, w_out · M).
-
-    Service counts uncached prompt tokens once, on admission, and every token produced w_out times,
-    divided by the tenant's weight. The bound holds for two tenants while both have requests
-    waiting; M is the KV capacity in tokens, L_in the longest prompt.
-    """
-
-    PROMPT_WEIGHT = 1.0
-    OUTPUT_WEIGHT = 2.0
-
-    def __init__(self, capacity_tokens: int, prompt_tokens_max: int) -> None:
-        self.bound = 2 * max(
-            self.PROMPT_WEIGHT * prompt_tokens_max, self.OUTPUT_WEIGHT * capacity_tokens
-        )
-        self.worst = 0.0
-        self._tenants: dict[str, _Service] = {}
-        self._waiting: set[int] = set()
-
-    def arrived(self, record: RequestRecord, now: float) -> None:
-        self._waiting.add(record.number)
-        own = self._tenants.setdefault(record.arrival.tenant, _Service())
-        own.num_waiting += 1
-        if own.num_waiting == 1:
-            self._meet(record.arrival.tenant, own)
-
-    def granted(self, record: RequestRecord, now: float) -> None:
-        self._leave_line(record)
-        own = self._tenants[record.arrival.tenant]
-        own.total += self.PROMPT_WEIGHT * record.arrival.prompt_tokens
-
-    def produced(self, record: RequestRecord, num_tokens: int, now: float) -> None:
-        self._tenants[record.arrival.tenant].total += self.OUTPUT_WEIGHT * num_tokens
-
-    def ended(self, record: RequestRecord, now: float) -> None:
-        self._leave_line(record)
-
-    def stepped(self, now: float) -> None:
-        for name, own in self._backlogged():
-            for rival_name, before in own.since.items():
-                rival = self._tenants[rival_name]
-                if rival.num_waiting:
-                    gap = abs(own.total - rival.total - before)
-                    self.worst = max(self.worst, gap)
-                    assert gap <= self.bound, (
-                        f"at {now:.3f} s {name} and {rival_name} are {gap:.0f} weighted tokens "
-                        f"apart; the bound is {self.bound:.0f}"
-                    )
-
-    def _meet(self, name: str, own: _Service) -> None:
-        """From now on this tenant and all others that wait are compared."""
-        own.since = {}
-        for rival_name, rival in self._backlogged():
-            if rival is not own:
-                own.since[rival_name] = own.total - rival.total
-                rival.since.pop(name, None)
-
-    def _backlogged(self) -> Iterable[tuple[str, _Service]]:
-        return [(name, own) for name, own in self._tenants.items() if own.num_waiting]
-
-    def _leave_line(self, record: RequestRecord) -> None:
-        if record.number in self._waiting:
-            self._waiting.remove(record.number)
-            self._tenants[record.arrival.tenant].num_waiting -= 1
 
 
 class BudgetedExecutor:

@@ -38,6 +38,7 @@ from kvota.sim.checkers import AllCheckers, Checker, Conservation, NoStarvation,
 from kvota.sim.desk_door import DeskDoor
 from kvota.sim.door import Door, Moves, No, OpenDoor, Wait
 from kvota.sim.executor import END
+from kvota.sim.fairness import Fairness
 from kvota.sim.faults import FaultPlan, Jump, SlowStep, StepError, Storm, Strike
 from kvota.sim.leap import Leaper, Leapt, Runner
 from kvota.sim.node import NodeSettings, SimulatedNode
@@ -105,7 +106,8 @@ class World:
         self._door = (door or open_door(settings.node))(self._node.cache)
         self._conservation = Conservation(self._node.scheduler, self._door, settings.proof_every)
         starvation = NoStarvation(settings.queue_timeout_s, settings.request_timeout_s)
-        self._checkers = AllCheckers([self._conservation, OneEnding(), starvation, *checkers])
+        always: list[Checker] = [self._conservation, OneEnding(), starvation, *self._fairness()]
+        self._checkers = AllCheckers([*always, *checkers])
         self._arrivals: Iterator[tuple[int, Arrival]] = iter(enumerate(arrivals))
         self._agenda = Agenda()
         self._records: list[RequestRecord] = []
@@ -190,6 +192,18 @@ class World:
             self._wait()
         self._note_use(started_s, self._clock.now(), self._node.kv_used)
         self._checkers.stepped(self._clock.now())
+
+    def _fairness(self) -> Sequence[Checker]:
+        """Only a desk promises it."""
+        if not isinstance(self._door, DeskDoor):
+            return ()
+        capacity, settings = self._settings.node.capacity, self._door.desk.settings
+        fairness = Fairness(
+            capacity.num_blocks * capacity.block_size,
+            weights=settings.tenant_weights,
+            long_above=settings.long_request_threshold,
+        )
+        return (fairness,)
 
     def _can_leap(self, checkers: Sequence[Checker]) -> bool:
         """Nothing fails, the door is a known one, and nobody wants to hear of every token."""
