@@ -38,6 +38,11 @@ class Entry:
     queue_until_s: float
     first_token_by_s: float
     end_by_s: float
+    id: str = field(init=False)
+    tenant: str = field(init=False)
+    band: Band = field(init=False)
+    size: int = field(init=False)  # choices
+    due_s: float = field(init=False)  # by when its first token must be there
     rank: Rank = field(init=False)
     stage: Stage = Stage.QUEUED
     outcome: Outcome | None = None  # set by the first who ends it
@@ -56,30 +61,13 @@ class Entry:
     foreseen: Foreseen | None = None  # the wait, when it joined the line
 
     def __post_init__(self) -> None:
+        ticket = self.ticket
+        self.id, self.tenant = ticket.id, ticket.tenant
+        self.band, self.size = ticket.band, ticket.n
+        self.due_s = min(self.first_token_by_s, self.end_by_s)
         self.rank = (self.due_s, self.arrival)
-        self.produced = [0] * self.ticket.n
-        self.is_done = [False] * self.ticket.n
-
-    @property
-    def id(self) -> str:
-        return self.ticket.id
-
-    @property
-    def tenant(self) -> str:
-        return self.ticket.tenant
-
-    @property
-    def band(self) -> Band:
-        return self.ticket.band
-
-    @property
-    def due_s(self) -> float:
-        """By when its first token must be there."""
-        return min(self.first_token_by_s, self.end_by_s)
-
-    @property
-    def size(self) -> int:
-        return self.ticket.n
+        self.produced = [0] * ticket.n
+        self.is_done = [False] * ticket.n
 
     @property
     def is_paused(self) -> bool:

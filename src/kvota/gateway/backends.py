@@ -83,19 +83,13 @@ class Backend:
     answered_s: float = -math.inf  # when it last answered a request well
     _counts: tuple[int, int] = (0, 0)
     _counts_until_s: float = -math.inf
+    name: str = field(init=False)
+    kind: BackendKind = field(init=False)
+    is_own_kind: bool = field(init=False)  # it speaks our dialect to the byte, and prices requests
 
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    @property
-    def kind(self) -> BackendKind:
-        return self.entry.kind
-
-    @property
-    def is_own_kind(self) -> bool:
-        """It speaks our dialect to the byte, and prices requests itself."""
-        return TRAITS[self.kind].has_own_desk
+    def __post_init__(self) -> None:
+        self.name, self.kind = self.entry.name, self.entry.kind
+        self.is_own_kind = TRAITS[self.kind].has_own_desk
 
     @property
     def max_model_len(self) -> int:

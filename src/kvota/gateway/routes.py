@@ -83,15 +83,13 @@ class Route:
     versions: Mapping[str, Replicas]
     threshold: Threshold
     created: int = 0
+    name: str = field(init=False)
     backends: tuple[Backend, ...] = field(init=False)  # of all versions
 
     def __post_init__(self) -> None:
+        self.name = self.entry.name
         versions = self.versions.values()
         self.backends = tuple(one for version in versions for one in version.backends)
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
     @property
     def has_choice(self) -> bool:
