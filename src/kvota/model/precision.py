@@ -20,13 +20,31 @@ the 720 tokens of `bench/text.txt` and on 600 of a technical text:
     int8 groups of 32 int8 by 32    12.6  15.6  33.3   109      65   0.0034  0.0046  ← auto
     int8 groups of 32 int8 by 16    13.0  14.9  38.1   144      84   0.0020  0.0024
     f16               bf16          22.0  17.1  36.2   118      71   0.0007  0.0007
-    int4 groups of 32 exact         17.8  22.0  61.4   190     143   0.0008  0.0014
 
 With the finest scale for every group instead, int8 by 32 has 0.0046 and 0.0053. f16 in bf16 is
 closer, but nearly twice as slow for one sequence, and twice as large.
 
-int4 is for memory: the plugin has no int8 dot product for zero points that lie between levels, and
-with whole ones the divergence on this model is 0.33. Figures move by a tenth from run to run.
+int4 has the file's own numbers where the file is in 4 bits, and is as close: 0.0034 on the shipped
+text. Without the rest that `weights.py` keeps, with whole zero points only, it is 0.33; fractional
+ones would keep the kernels from int8 dot products. A file in more bits is rounded to 16 levels; what
+that costs depends on the model and is in no figure here.
+
+What int4 gains is bytes to read, most of a step of few rows; what it costs is another 32nd of the
+work, and three small nodes for each product. Likewise measured, by turns in one process: Llamas of
+one layer (of 1024: two) with random numbers as in Q4_1, by hidden and MLP size, and SmolLM2-135M
+whole; the machine was busy, so compare within pairs:
+
+    hidden, MLP             1            4           16           64         prompt
+                     int8  int4   int8  int4   int8  int4   int8  int4   int8  int4
+     576,  1536      15.8  14.7   18.6  18.1   36.8  39.4    107   130     76    91
+    1024,  3072       3.1   1.9    3.5   2.7    6.2   6.0   18.3  19.7   15.6  16.8
+    1536,  8960       5.4   3.7    6.3   5.1   11.1   9.9   31.3  34.1   29.9  34.0
+    2048,  8192       5.8   3.8    6.5   5.1   11.6  11.1   36.8  39.4   34.1  36.7  ← auto: int4
+    4096, 14336      16.9  10.8   17.8  13.8   36.8  31.8    124   134    121   126  ← auto: int4
+
+So `auto` leaves a matrix in 4 bits if the file has it so and both its sides have at least 2048: a
+third faster for one sequence, 5 to 14 % for 16, 4 to 9 % slower for 64 and for prompts, and little
+more than half the memory. On smaller ones prompts and full batches lose more.
 
 Rounded inputs make results sensitive: a difference in the last bit can move a code, and from
 there all logits. That is affordable only because a token's way through the kernels never depends
