@@ -26,8 +26,8 @@ closer, but nearly twice as slow for one sequence, and twice as large.
 
 int4 has the file's own numbers where the file is in 4 bits, and is as close: 0.0034 on the shipped
 text. Without the rest that `weights.py` keeps, with whole zero points only, it is 0.33; fractional
-ones would keep the kernels from int8 dot products. A file in more bits is rounded to 16 levels; what
-that costs depends on the model and is in no figure here.
+ones would keep the kernels from int8 dot products. A file in more bits is rounded to 16 levels;
+what that costs depends on the model and is in no figure here.
 
 What int4 gains is bytes to read, most of a step of few rows; what it costs is another 32nd of the
 work, and three small nodes for each product. Likewise measured, by turns in one process: Llamas of
