@@ -234,3 +234,24 @@ async def test_patience_ends() -> None:
         await channel.piece(0.01)
     channel.data_received(b"ok")
     assert await read_all(channel) == b"ok"
+
+
+async def test_each_wait_has_its_own_patience_whatever_the_waits_before_it_had() -> None:
+    channel, _ = asked()
+    for patience_s in (WAIT_S, 0.01, float("inf"), 0.02):
+        waiting = asyncio.create_task(channel.head(patience_s))
+        if patience_s < 1:
+            with pytest.raises(TimeoutError):
+                await waiting
+            continue
+        await asyncio.sleep(0.03)  # longer than the short ones: their timer has fired, or may yet
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    channel.data_received(OK + b"content-length: 1\r\n\r\n")
+    await channel.head(WAIT_S)
+    piece = asyncio.create_task(channel.piece(WAIT_S))
+    await asyncio.sleep(0.03)
+    channel.data_received(b"x")
+    assert await piece == b"x"
+    channel.close()
