@@ -16,8 +16,10 @@ from tests.support.stage import Stage
 
 @pytest.fixture
 def narrow_node() -> Iterator[LiveNode]:
-    """One choice runs, two may wait."""
-    with live_node(max_running_requests=1, max_waiting_queue=2) as node:
+    """One choice runs, two may wait, for as long as a test holds the first one up."""
+    with live_node(
+        max_running_requests=1, max_waiting_queue=2, queue_timeout_s=900.0, request_timeout_s=900.0
+    ) as node:
         yield node
         node.wait_idle()
 

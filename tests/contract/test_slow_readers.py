@@ -28,13 +28,18 @@ def raw(node: LiveNode) -> Iterator[RawConnection]:
         yield opened
 
 
+def wait_for_record(node: LiveNode) -> None:
+    """Megabytes are written before anybody stalls: on a busy machine that takes a while."""
+    until(lambda: '"outcome": "slow_reader"' in node.log, "the line of its record", 100.0)
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_reader_that_stalls_gives_its_blocks_back(
     node: LiveNode, raw: RawConnection, is_stream: bool
 ) -> None:
     raw.send(post_bytes(CHAT, node.chat_body("hi") | LONG | {"stream": is_stream}))
     until(lambda: node.num_running > 0, "the request to run")
-    until(lambda: '"outcome": "slow_reader"' in node.log, "the line of its record")
+    wait_for_record(node)
     node.wait_idle()
     until(lambda: raw.port not in node.client_ports, "its connection to be cut")
     assert node.metrics()["kvota_requests_total{model=tiny,outcome=slow_reader}"] == 1
@@ -46,7 +51,7 @@ def test_a_reader_that_is_cut_off_sees_a_broken_answer_not_a_short_one(
     node: LiveNode, raw: RawConnection
 ) -> None:
     raw.send(post_bytes(CHAT, node.chat_body("hi") | LONG | {"stream": True}))
-    until(lambda: '"outcome": "slow_reader"' in node.log, "the line of its record")
+    wait_for_record(node)
     answer = raw.read_all()
     assert b"[DONE]" not in answer
     assert not answer.endswith(b"0\r\n\r\n")
