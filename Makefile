@@ -5,6 +5,7 @@ PORT   ?= 8000
 HOST   ?= 127.0.0.1
 MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 
 .PHONY: serve test lint bench bench-desk golden lock clean
@@ -13,7 +14,7 @@ BIN    := $(VENV)/bin
 .PHONY: help
 help:
 	@echo "make serve   install and serve a real model on http://$(HOST):$(PORT)  (MODEL= PORT= HOST= ARGS=)"
-	@echo "make test    install and run lint, types, layers and every test"
+	@echo "make test    install and run lint, types, layers and every test  (WORKERS=0: in one process)"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make bench   the speed tables of README (about ten minutes)"
 	@echo "make chaos   a gateway under load while everything around it breaks (three minutes)"
@@ -36,8 +37,9 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.run
 serve: $(VENV)/.run
 	$(BIN)/kvota serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
+# Tests wait for servers as often as they compute. Those of one file share what they have started.
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
