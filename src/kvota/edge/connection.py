@@ -22,11 +22,10 @@ uvicorn starts and stops it all: this is a protocol class of `uvicorn.Config`.
 import asyncio
 from collections import deque
 from math import inf
+from types import SimpleNamespace
 from typing import Any, Final
-from urllib.parse import unquote
 
 import httptools
-import msgspec
 from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -35,20 +34,18 @@ from uvicorn.server import ServerState
 
 from kvota.edge.cycle import Cycle, RawHeader
 from kvota.edge.exchange import CONNECTION
+from kvota.edge.refusal import refusal
+from kvota.edge.target import split_target
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
 LINGER_S = 5.0  # closed at once, the answer might be lost to a client that still sends
 CONNECTIONS_MAX = 4096
+FLUSH_TIMEOUT_S = 60.0  # for the end of the last answer to be taken
+AHEAD_MAX = 8  # requests behind the one that is answered, before reading stops
 _EARLY_S: Final = 0.005  # a timer may fire a little too soon
 _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
-_STATUS_LINES: Final = {
-    400: b"HTTP/1.1 400 Bad Request\r\n",
-    431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
-    500: b"HTTP/1.1 500 Internal Server Error\r\n",
-    503: b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n",
-}
-_KINDS: Final = {500: "server_error", 503: "overloaded_error"}
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class BoundedConnection(asyncio.Protocol):
@@ -77,8 +74,9 @@ class BoundedConnection(asyncio.Protocol):
         # the request whose head is being read
         self._is_in_head = False
         self._num_first = 0  # bytes of the read in which it began, whatever else is in that
-        self._num_head_bytes = 0  # of the reads after that
+        self._num_head_bytes = 0  # of the reads after that, or in a row that were trailers at best
         self._num_read = 0  # of this read
+        self._is_futile = False  # this read has brought neither a request nor a part of a body
         self._url = b""
         self._headers: list[RawHeader] = []
         self._owes_continue = self._is_forwarded = False
@@ -124,15 +122,13 @@ class BoundedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf or self.is_closing():
             return
-        was_in_head, self._num_read = self._is_in_head, len(data)
+        self._num_read, self._is_futile = len(data), True
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._hear_no_more()  # answered as if it had not asked; what follows is not HTTP
+            self._feed(data)
         except httptools.HttpParserError:
             self._give_up(400, "invalid_request", "Invalid HTTP request received.")
             return
-        if self._is_in_head and was_in_head:
+        if self._is_futile:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > HEADERS_BYTES_MAX:
                 self._refuse_head()
@@ -142,6 +138,8 @@ class BoundedConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Who sends no more is gone: nobody can tell the two apart."""
+        if self._running is None:
+            self.close()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -153,8 +151,36 @@ class BoundedConnection(asyncio.Protocol):
 
     # --- what the parser calls
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline(data[upgrade.args[0] :])
+
+    def _decline(self, rest: bytes) -> None:
+        """It is answered as if it had not asked, and then closed.
+
+        llhttp takes its body for the other protocol; Java's client asks so for every request.
+        """
+        cycle = self._newest
+        assert cycle is not None
+        cycle.keeps_alive = False
+        framing = [b"%b: %b\r\n" % line for line in self._headers if line[0] in _FRAMING]
+        if not framing:
+            self._hear_no_more()
+            return
+        cycle.has_body = False
+        reader = SimpleNamespace(on_body=self.on_body, on_message_complete=self._end_declined)
+        self._parser = httptools.HttpRequestParser(reader)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+        self._parser.feed_data(rest)
+
+    def _end_declined(self) -> None:
+        self.on_message_complete()
+        self._hear_no_more()
+
     def on_message_begin(self) -> None:
-        self._is_in_head = True
+        self._is_in_head, self._is_futile = True, False
         self._num_first, self._num_head_bytes = self._num_read, 0
         self._url = b""
         self._headers = []
@@ -164,6 +190,8 @@ class BoundedConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_head:
+            return  # a trailer, which nobody may take for a header
         name = name.lower()
         self._headers.append((name, value))
         if name in _FORWARDED:
@@ -172,17 +200,19 @@ class BoundedConnection(asyncio.Protocol):
             self._owes_continue |= value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head = self._is_futile = False
         num_bytes_max = self._num_first + self._num_head_bytes + self._num_read
+        self._num_head_bytes = 0
         if num_bytes_max > HEADERS_BYTES_MAX and self._is_head_too_large():
             self._refuse_head()
             raise httptools.HttpParserError("its head is too large")  # no more of it
         scope, parser = self._scope(), self._parser
         version = scope["http_version"]
+        is_current = version == "1.1"
         cycle = self._newest = Cycle(
             self, method=scope["method"], version=version,
-            keeps_alive=version != "1.0" and parser.should_keep_alive(),
-            owes_continue=self._owes_continue,
+            keeps_alive=is_current and parser.should_keep_alive(),
+            owes_continue=is_current and self._owes_continue,
         )  # fmt: skip
         scope["extensions"] = {CONNECTION: {"it": cycle}}
         app = self._app_behind_proxy if self._is_forwarded else self._app
@@ -190,9 +220,11 @@ class BoundedConnection(asyncio.Protocol):
             self._start(cycle, app, scope)
         else:
             self._ahead.append((cycle, app, scope))
-            self.pause_reading()
+            if self._is_full():
+                self.pause_reading()
 
     def on_body(self, body: bytes) -> None:
+        self._is_futile, self._num_head_bytes = False, 0
         if self._newest is not None:
             self._newest.take(body)
 
@@ -203,8 +235,7 @@ class BoundedConnection(asyncio.Protocol):
     # --- requests
 
     def _scope(self) -> Scope:
-        raw_path, query = _split_url(self._url)
-        path = raw_path.decode("ascii")
+        path, raw_path, query = split_target(self._url)
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -214,7 +245,7 @@ class BoundedConnection(asyncio.Protocol):
             "scheme": "http",
             "method": self._parser.get_method().decode("ascii"),
             "root_path": "",
-            "path": unquote(path) if "%" in path else path,
+            "path": path,
             "raw_path": raw_path,
             "query_string": query,
             "headers": self._headers,
@@ -239,9 +270,7 @@ class BoundedConnection(asyncio.Protocol):
     def answered(self, cycle: Cycle) -> None:
         self._server.total_requests += 1
         self._running = None
-        if self.is_closing():
-            return
-        if not cycle.keeps_alive or (self._is_deaf and not self._ahead):
+        if self.is_closing() or not cycle.keeps_alive or (self._is_deaf and not self._ahead):
             self.close()
         elif self._ahead:
             self._start(*self._ahead.popleft())
@@ -265,6 +294,10 @@ class BoundedConnection(asyncio.Protocol):
     def _last(self) -> Cycle:
         assert self._running is not None
         return self._ahead[-1][0] if self._ahead else self._running
+
+    def _is_full(self) -> bool:
+        """Whoever waits for the client to leave, or for a body, hears nothing until it is not."""
+        return len(self._ahead) >= AHEAD_MAX
 
     # --- limits
 
@@ -300,10 +333,13 @@ class BoundedConnection(asyncio.Protocol):
 
     def _look_at_time(self) -> None:
         self._timer = None
-        if self._closes_s == inf or self.is_closing():
+        if self._closes_s == inf:
             return
         if self._closes_s - self._loop.time() < _EARLY_S:
-            self.close()
+            if self.is_closing():
+                self.abort()
+            else:
+                self.close()
         else:
             self._wind_up()
 
@@ -351,12 +387,9 @@ class BoundedConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         if self.is_closing():
+            self.close()
             return
-        kind = _KINDS.get(status, "invalid_request_error")
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        body = msgspec.json.encode({"error": error})
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        self.write(_STATUS_LINES[status] + head % len(body) + body)
+        self.write(refusal(status, code, message))
         self.close()
 
     # --- the transport, as a Carrier has it
@@ -374,10 +407,12 @@ class BoundedConnection(asyncio.Protocol):
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Once what was written has gone out."""
+        """Once what was written has gone out, or has not for FLUSH_TIMEOUT_S."""
         assert self._transport is not None
         self._is_deaf = True
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._close_after(FLUSH_TIMEOUT_S)
 
     def abort(self) -> None:
         assert self._transport is not None
@@ -391,7 +426,7 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_read_paused and not self.is_closing():
+        if self._is_read_paused and not (self.is_closing() or self._is_full()):
             assert self._transport is not None
             self._is_read_paused = False
             self._transport.resume_reading()
@@ -410,11 +445,3 @@ def _apps(config: Config) -> tuple[ASGIApp, ASGIApp]:
     outer: Any = config.loaded_app
     inner: Any = outer.app if isinstance(outer, ProxyHeadersMiddleware) else outer
     return inner, outer
-
-
-def _split_url(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query. Raises HttpParserError for what is no URL."""
-    if url.startswith(b"/") and b"?" not in url and b"#" not in url:
-        return url, b""
-    parts = httptools.parse_url(url)
-    return parts.path or b"/", parts.query or b""

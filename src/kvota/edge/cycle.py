@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from starlette.types import ASGIApp, Message, Scope
 
 UNREAD_BYTES_MAX: Final = 64 * 1024  # of a body that the application has not asked for
+SEND_TIMEOUT_S = 60.0  # for a client to take something
 RawHeader = tuple[bytes, bytes]
 Opening = tuple[int, Iterable[RawHeader]]  # status and headers
 
@@ -74,7 +75,7 @@ class Cycle:
         self.keeps_alive = keeps_alive  # the connection, after the answer
         self._owes_continue = owes_continue
         self._is_head_request = method == "HEAD"
-        self._is_old = version == "1.0"  # knows no chunks
+        self._is_old = version != "1.1"  # knows no chunks
         self.is_lost = False  # whatever is still said reaches nobody
         self._tell_lost: Callable[[], None] | None = None
         # the request's body
@@ -153,7 +154,7 @@ class Cycle:
 
     async def send(self, message: Message) -> None:
         if self._carrier.is_write_paused and not self.is_lost:
-            await self._carrier.drained()
+            await self._drained()
         if self.is_lost or self._is_direct:
             return  # answered past whoever says this: it is a page about our crash
         kind = message["type"]
@@ -165,6 +166,14 @@ class Cycle:
             raise RuntimeError("the response was complete already")
         else:
             self._add(message.get("body", b""), more=message.get("more_body", False))
+
+    async def _drained(self) -> None:
+        """An Exchange has waited itself; what is sent without one waits here."""
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._carrier.drained()
+        except TimeoutError:
+            self.cut()
 
     def answer(self, opening: Opening, content: bytes, *, more: bool) -> None:
         """A piece of the answer, after `opening` if it is the first. Never waits."""
