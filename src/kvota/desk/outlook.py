@@ -182,16 +182,12 @@ class Outlook:
         return self._promises.freed(num_places, now)
 
     def _wait_s(self, num_ahead: float, ahead: _Stay, own: _Stay, held: float) -> float | None:
-        """Seconds until `num_ahead` tickets have been let in, and then there is room for one's own.
-
-        Its own room is there the sooner the less it needs at once; how long it will then stay is
-        no part of its wait.
-        """
+        """Seconds until `num_ahead` tickets and one's own have been let in."""
         step_s = self._pace.step_s
         if step_s is None or not held:
             return None
-        num_rooms = num_ahead + own.footprint / max(ahead.footprint, 1.0)
-        return num_rooms * ahead.rent(self._pace, step_s) / held
+        rent = num_ahead * ahead.rent(self._pace, step_s) + own.rent(self._pace, step_s)
+        return rent / held
 
     def _look(self, now: float) -> _Room:
         if self._looked_s is None or now - self._looked_s >= _REFRESH_S:
