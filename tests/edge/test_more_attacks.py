@@ -76,6 +76,19 @@ async def test_a_request_that_asks_for_another_protocol_keeps_its_body(
     assert all(b"connection: close" in one for one in answers)
 
 
+@pytest.mark.parametrize("behind", [LENGTH, UPGRADE + b"content-length: 3\r\n\r\nxyz"])
+@pytest.mark.parametrize("cut", [0, 3])
+async def test_what_follows_a_declined_upgrade_is_no_part_of_its_body(
+    behind: bytes, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = UPGRADE + b"content-length: 3\r\n\r\nabc"
+    sent = first + behind.replace(b"abc", b"xyz")
+    async with serving(echo) as port:
+        answer = await say(port, sent[: len(first) - cut], sent[len(first) - cut :])
+    assert seen(answer) == [b"POST /a abc"]
+    assert not caplog.records
+
+
 async def test_a_broken_body_behind_a_declined_upgrade_is_refused() -> None:
     async with serving(echo) as port:
         answer = await say(port, UPGRADE + b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n")

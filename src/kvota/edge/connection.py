@@ -178,6 +178,7 @@ class BoundedConnection(asyncio.Protocol):
     def _end_declined(self) -> None:
         self.on_message_complete()
         self._hear_no_more()
+        raise httptools.HttpParserError("nothing that follows belongs to it")
 
     def on_message_begin(self) -> None:
         self._is_in_head, self._is_futile = True, False
