@@ -161,41 +161,6 @@ def test_a_thin_group_asks_the_wider_one_and_then_speaks_for_itself() -> None:
     forecast.check()
 
 
-def test_prompts_of_another_size_have_a_history_of_their_own() -> None:
-    forecast = Forecast(thin_below=10)
-    for _ in range(10):
-        forecast.observe(forecast.group("model", "ann", "short", 110), 5)
-    small = forecast.group("model", "ann", "short", 110)
-    assert forecast.group("model", "ann", "short", 120) == small, "about as long"
-    large = forecast.group("model", "ann", "short", 1_000)
-    assert large != small
-    for _ in range(10):
-        forecast.observe(large, 50)
-    assert survival(forecast, large, 0, 6) == pytest.approx(15 / 20), "and ten as of the tenant"
-    assert survival(forecast, small, 0, 6) == pytest.approx(11 / 21), "of the tenant, while thin"
-    for _ in range(10):
-        forecast.observe(small, 5)
-    assert survival(forecast, small, 0, 6) == pytest.approx(10 * 11 / 30 / 20, rel=0.1)
-    assert survival(forecast, small, 60, 100) == 1.0, "nobody has seen any so long"
-    forecast.check()
-
-
-def test_sizes_are_not_told_apart_before_the_tenant_is_known_well() -> None:
-    forecast = Forecast(thin_below=10)
-    tenant = forecast.group("model", "ann", "short")
-    assert forecast.group("model", "ann", "short", 100) == tenant
-    assert forecast.group("model", "ann", "short", 1_000) == tenant
-
-
-def test_sizes_of_prompts_leave_half_of_the_groups_to_tenants() -> None:
-    forecast = Forecast(num_groups_max=8, thin_below=1)
-    forecast.observe(forecast.group("model", "ann", "short"), 7)
-    groups = {forecast.group("model", "ann", "short", 10**digits) for digits in range(1, 6)}
-    assert len(groups) == 1, "three wider groups, and one that knows nothing, are half of all"
-    others = [forecast.group("model", name, "short") for name in ("bob", "cid", "dan", "eve")]
-    assert len(set(others)) == 4
-
-
 def test_more_tenants_than_groups_share_the_history_of_their_lane() -> None:
     forecast = Forecast(num_groups_max=4, thin_below=1)
     first = forecast.group("model", "ann", "short")

@@ -139,7 +139,7 @@ def new_entry(
 ) -> Entry:
     """The ticket, priced: its lane, its group of the forecast, its claim and its deadlines."""
     lane = lane_of(ticket.prompt_tokens, settings)
-    group = forecast.group(ticket.model, ticket.tenant, lane, ticket.prompt_tokens)
+    group = forecast.group(ticket.model, ticket.tenant, lane)
     is_long = lane is Lane.LONG
     return Entry(
         ticket=ticket,

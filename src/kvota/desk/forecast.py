@@ -1,11 +1,9 @@
 """How long outputs get, learned from those that ended: S(x) = P(an output has at least x tokens).
 
-A group is everything of one (model, tenant, lane), and in a tenant that is known well, of prompts
-about equally long: what a team's programs ask looks alike, and so do the answers. Each keeps its
-last `window` outputs; while it knows fewer than `thin_below` complete ones, its wider group answers
-for it:
+A group is everything of one (model, tenant, lane). Each keeps its last `window` outputs; while it
+knows fewer than `thin_below` complete ones, its wider group answers for it:
 
-    (model, tenant, lane, size) ─▶ (model, tenant, lane) ─▶ (model, lane) ─▶ (model) ─▶ S = 1
+    (model, tenant, lane) ─▶ (model, lane) ─▶ (model) ─▶ nothing known: S = 1
 
 An output that was cut (at max_tokens, at a deadline, by a client that left) is censored: it says
 only that the output is longer. S is the Kaplan–Meier estimate, in which such an output counts
@@ -14,9 +12,7 @@ small max_tokens make the forecast shorter than answers really are.
 
 One imagined output that never ends is always among the observed. With nothing known it alone makes
 S = 1; past the longest output ever seen it makes the conditional S equal 1 again; and it is the
-rule of succession for what a thin window has not seen yet. Where sizes of prompts are told apart,
-windows are thin all the time, and one in fifty that never ends would cost much memory; there it is
-`thin_below` imagined outputs instead, as long as those of the wider group.
+rule of succession for what a thin window has not seen yet.
 
 Lengths are told apart in buckets: 64 to an octave, so exactly below 64 and to 1/64 above. A bucket
 counts as its smallest length when it asks who is still there, so S errs upwards only.
@@ -24,7 +20,6 @@ counts as its smallest length when it asks who is still there, so S errs upwards
 
 from collections import deque
 from functools import lru_cache
-from math import log2
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +34,6 @@ NUM_BUCKETS = _OCTAVES * _STEPS
 LENGTH_MAX = 2**_OCTAVES - 2  # longer outputs count as this long
 _MANTISSA_SHIFT = 23 - 6  # leaves the exponent and 6 bits of a float32: 64 steps an octave
 _FIRST = 127 << 6  # what the shift makes of 1.0
-_SIZES = 3  # of prompts that are told apart, in an octave
 _COUNT, _TOTAL = 0, 1  # rows of weights and sums
 _UNKNOWN = 0  # the group that knows nothing; its S is 1 for ever
 
@@ -99,16 +93,12 @@ class _Window:
         """True when more than 1/64 of what the curve rests on is new."""
         return self.num_new * 64 >= len(self._last)
 
-    def curve(self, imagined: FloatArray, num_imagined: int) -> FloatArray:
-        """P(length is in this bucket or a later one), per bucket.
-
-        So many imagined outputs, with the curve `imagined`, are counted among the observed.
-        """
+    def curve(self) -> FloatArray:
+        """P(length is in this bucket or a later one), per bucket."""
         self.num_new = 0
-        at_risk = np.cumsum((self._ended + self._cut)[::-1])[::-1] + num_imagined * imagined
-        ended = self._ended[:-1] - num_imagined * np.diff(imagined)
-        survived = np.cumprod(1 - ended / at_risk[:-1])
-        return np.concatenate(([1.0], survived))
+        at_risk = 1 + np.cumsum((self._ended + self._cut)[::-1])[::-1]
+        survived = np.cumprod(1 - self._ended / at_risk)
+        return np.concatenate(([1.0], survived[:-1]))
 
     def _count(self, bucket: int, is_cut: bool, change: int) -> None:
         counts = self._cut if is_cut else self._ended
@@ -120,20 +110,18 @@ class Forecast:
     """Histories of output lengths, and what they say about outputs that are still running.
 
     Groups are numbered so that whole arrays of them can be asked at once. At most
-    `num_groups_max` are kept; tenants beyond that share the history of their model and lane. Half
-    of them are for tenants alone: sizes of prompts never take the place of one.
+    `num_groups_max` are kept; tenants beyond that share the history of their model and lane.
     """
 
     def __init__(
-        self, *, window: int = 1_000, thin_below: int = 50, num_groups_max: int = 512
+        self, *, window: int = 1_000, thin_below: int = 50, num_groups_max: int = 256
     ) -> None:
         if not 1 <= thin_below <= window:
             raise ValueError(f"thin_below must be in 1..{window}, got {thin_below}")
         self._window_size = window
         self._thin_below = thin_below
         self._num_groups_max = num_groups_max
-        self._groups: dict[tuple[str | int, ...], int] = {}
-        self._sized: set[int] = set()  # the groups of one size of prompts
+        self._groups: dict[tuple[str, ...], int] = {}
         self._parents = [_UNKNOWN]
         self._windows = [_Window(window)]
         self._speaker = np.zeros(num_groups_max, dtype=np.int64)  # whose curve speaks for a group
@@ -144,21 +132,11 @@ class Forecast:
         self._sums = np.zeros((2, num_groups_max, NUM_BUCKETS))  # over the buckets before each
         self._sum_up(_UNKNOWN)
 
-    def group(self, model: str, tenant: str, lane: str, prompt_tokens: int | None = None) -> int:
-        """The number of a group; a new one starts with what its wider groups know.
-
-        With `prompt_tokens` that of prompts of about this size, once the tenant's is not thin.
-        """
+    def group(self, model: str, tenant: str, lane: str) -> int:
+        """The number of a group; a new one starts with what its wider groups know."""
         by_model = self._enter((model,), _UNKNOWN)
         by_lane = self._enter((model, lane), by_model)
-        by_tenant = self._enter((model, tenant, lane), by_lane)
-        if prompt_tokens is None or self._is_thin(by_tenant):
-            return by_tenant
-        size = int(_SIZES * log2(prompt_tokens + 1))
-        group = self._enter((model, tenant, lane, size), by_tenant, most=self._num_groups_max // 2)
-        if group != by_tenant:
-            self._sized.add(group)
-        return group
+        return self._enter((model, tenant, lane), by_lane)
 
     def is_known(self, group: int) -> bool:
         """True when history speaks for the group; else outputs count as max_tokens long."""
@@ -169,12 +147,12 @@ class Forecast:
         bucket = _bucket_of_one(min(length, LENGTH_MAX))
         while group != _UNKNOWN:
             window = self._windows[group]
-            was_thin = self._is_thin(group)
+            was_thin = window.num_ended < self._thin_below
             window.add(bucket, is_cut=is_cut)
             if window.is_stale:
-                self._curves[group] = window.curve(*self._imagined(group))
+                self._curves[group] = window.curve()
                 self._sum_up(group)
-            if was_thin != self._is_thin(group):
+            if was_thin != (window.num_ended < self._thin_below):
                 self._appoint_speakers()
             group = self._parents[group]
 
@@ -239,22 +217,11 @@ class Forecast:
         weighted = self._weights[:, :-1] * self._curves[group, :-1]
         np.cumsum(weighted, axis=1, out=self._sums[:, group, 1:])
 
-    def _imagined(self, group: int) -> tuple[FloatArray, int]:
-        """The curve of the outputs that are imagined among a group's own, and their number."""
-        if group not in self._sized:
-            return self._curves[_UNKNOWN].astype(np.float64), 1
-        wider = self._speaker[self._parents[group]]
-        return self._curves[wider].astype(np.float64), self._thin_below
-
-    def _is_thin(self, group: int) -> bool:
-        return self._windows[group].num_ended < self._thin_below
-
-    def _enter(self, key: tuple[str | int, ...], parent: int, most: int | None = None) -> int:
-        """The number of a group; its parent's where there are as many as there may be already."""
+    def _enter(self, key: tuple[str, ...], parent: int) -> int:
         group = self._groups.get(key)
         if group is not None:
             return group
-        if len(self._parents) >= (self._num_groups_max if most is None else most):
+        if len(self._parents) == self._num_groups_max:
             return parent
         group = len(self._parents)
         self._groups[key] = group
@@ -267,7 +234,8 @@ class Forecast:
         """Each group speaks for itself, or its nearest wider one that is not thin does."""
         for group, parent in enumerate(self._parents):  # parents come before their children
             if group != _UNKNOWN:
-                self._speaker[group] = self._speaker[parent] if self._is_thin(group) else group
+                is_thin = self._windows[group].num_ended < self._thin_below
+                self._speaker[group] = self._speaker[parent] if is_thin else group
 
     def _is_wider(self, candidate: int, group: int) -> bool:
         while group != _UNKNOWN:

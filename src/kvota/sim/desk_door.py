@@ -26,7 +26,6 @@ def desk_door(
         (
             one.tenant,
             _lane_of(one, settings),
-            one.prompt_tokens,
             one.output_tokens,
             one.output_tokens >= one.max_tokens,
         )
@@ -37,20 +36,19 @@ def desk_door(
 
 @dataclass(frozen=True, slots=True)
 class DeskDoors:
-    """Makes equal doors, one for each cache. As plain data, it can be sent to other processes.
+    """Makes equal doors, one for each cache. `known`: tenant, lane, length and whether it was cut.
 
-    `known`: tenant, lane, tokens of prompt, length of the output and whether it was cut.
+    As plain data, it can be sent to other processes.
     """
 
     settings: DeskSettings
-    known: Sequence[tuple[str, Lane, int, int, bool]]
+    known: Sequence[tuple[str, Lane, int, bool]]
     observer: DeskObserver | None = None
 
     def __call__(self, cache: KVCache) -> "DeskDoor":
         forecast = Forecast()
-        for tenant, lane, prompt_tokens, length, is_cut in self.known:
-            group = forecast.group("", tenant, lane, prompt_tokens)
-            forecast.observe(group, length, is_cut=is_cut)
+        for tenant, lane, length, is_cut in self.known:
+            forecast.observe(forecast.group("", tenant, lane), length, is_cut=is_cut)
         desk = Desk(
             cache.num_blocks * cache.block_size,
             self.settings,
