@@ -150,12 +150,12 @@ def test_an_error_is_no_first_token() -> None:
     clock = ManualClock(50.0)
     limits: dict[str, Any] = {"request_timeout_s": 5.0, "max_num_batched_tokens": 64}
     with gateway_node(clock=clock, heartbeat_s=0.01, **limits) as node:
-        with ThreadPoolExecutor() as pool, node.stage.held() as gate:
-            late = pool.submit(node.chat, "x" * 500, max_tokens=50, stream=True)
+        body = node.chat_body("x" * 500, max_tokens=50)
+        with node.stage.held() as gate, node.stream(CHAT, body) as late:  # a heartbeat opened it
             gate.wait_for_step()
             clock.advance(6.0)
             gate.allow(2)
-            assert late.result().chunks[-1]["error"]["code"] == "request_timeout"
+            assert late.next_chunk()["error"]["code"] == "request_timeout"
         [line] = lines_of(node, 1)
     assert "first_token_s" not in line
     assert line["lane"] == "short"
