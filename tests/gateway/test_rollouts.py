@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -58,6 +59,7 @@ class Gateway:
         self.book = RolloutBook(store, self._log)
         self.book.read()
         self.table = RouteTable()
+        self._registry = Registry(SystemClock(), Random(1), self._log)
         self.reload(file)
 
     @property
@@ -72,12 +74,12 @@ class Gateway:
     def log(self) -> str:
         return self._text.getvalue()
 
-    def reload(self, file: ModelEntry) -> None:
-        clock, chance = SystemClock(), Random(1)
+    def reload(self, file: ModelEntry, **settings: Any) -> None:
         entries = [BackendEntry(name=name, url="http://127.0.0.1:9") for name in "abc"]
-        backends = Registry(clock, chance, self._log).build(entries, environment={})
-        builder = RouteBuilder(GatewaySettings(), chance)
+        backends = self._registry.build(entries, environment={})
+        builder = RouteBuilder(GatewaySettings(**settings), Random(1))
         self.table = builder.build([file], backends, self.table)
+        self._registry.adopt(backends)
         self.book.take_in(self.table)
 
     async def roll_back(self, version: str, why: str = "worse") -> None:
@@ -117,6 +119,30 @@ async def test_a_version_that_was_rolled_back_stays_so_with_the_reason(store: Ro
     again = Gateway(store)
     assert again.weights == {"v1": 0.95, "v2": 0.0}
     assert again.route.rollout.rolled_back == {"v2": "it was worse"}
+
+
+async def test_other_weights_in_the_file_count_as_soon_as_it_is_read_again(
+    store: RolloutStore,
+) -> None:
+    here = Gateway(store)
+    router = here.route.versions["v2"].router
+    here.reload(entry(one("v1", 0.4), one("v2", 0.6)))
+    assert here.weights == {"v1": 0.4, "v2": 0.6}
+    assert here.route.versions["v2"].router is router, "what it knows of its backends holds"
+    await here.weigh(v1=0.1, v2=0.9)
+    assert Gateway(store, entry(one("v1", 0.4), one("v2", 0.6))).weights == {"v1": 0.1, "v2": 0.9}
+
+
+async def test_other_bounds_of_the_watch_count_and_change_no_weight(store: RolloutStore) -> None:
+    here = Gateway(store)
+    await here.weigh(v1=0.5, v2=0.5)
+    before = here.route.rollout
+    here.reload(FILE, rollback_failure_margin=0.5)
+    assert here.route.rollout.settings.failure_margin == 0.5
+    assert here.weights == {"v1": 0.5, "v2": 0.5}
+    now = here.route.rollout
+    here.reload(FILE, rollback_failure_margin=0.5)
+    assert here.route.rollout is now is not before
 
 
 async def test_where_nothing_was_changed_the_file_alone_counts(store: RolloutStore) -> None:

@@ -9,7 +9,7 @@ has changed them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -241,16 +241,18 @@ class RouteBuilder:
         versions = {
             one.name: self._replicas(entry, one, backends, known.get(one.name)) for one in entries
         }
-        is_same = old is not None and old.entry.all_versions() == entries
         return Route(
             entry=entry,
-            rollout=old.rollout if old is not None and is_same else self._rollout(entry, versions),
+            rollout=self._rollout(entry, versions, old),
             versions=versions,
             threshold=Threshold(kv_usage=entry.fallback_kv_usage, waiting=entry.fallback_waiting),
             created=old.created if old is not None else self._created,
         )
 
-    def _rollout(self, entry: ModelEntry, versions: Mapping[str, Replicas]) -> Rollout:
+    def _rollout(
+        self, entry: ModelEntry, versions: Mapping[str, Replicas], old: Route | None
+    ) -> Rollout:
+        """The old one where nothing has changed, and its state where only other bounds count."""
         settings = self._settings
         weighed = [
             Version(name=name, model=one.model, weight=one.entry.weight)
@@ -260,7 +262,12 @@ class RouteBuilder:
             failure_margin=settings.rollback_failure_margin,
             ttft_factor=settings.rollback_ttft_factor,
         )
-        return Rollout(entry.name, weighed, settings=watch)
+        rollout = Rollout(entry.name, weighed, settings=watch)
+        if old is not None and old.entry.all_versions() == entry.all_versions():
+            if old.rollout.settings == watch:
+                return old.rollout
+            rollout.resume(old.rollout.state)
+        return rollout
 
     def _replicas(
         self,
@@ -271,9 +278,10 @@ class RouteBuilder:
     ) -> Replicas:
         chosen = tuple(backends[name] for name in entry.backends)
         served_as = entry.served_as or model.served_as or model.name
-        if old is not None and old.backends == chosen and old.model == served_as:
-            return old
         routing = RoutingSettings(num_gateways=self._settings.num_gateways)
+        is_same = old is not None and old.backends == chosen and old.model == served_as
+        if old is not None and is_same and old.router.settings == routing:
+            return replace(old, entry=entry)  # another weight, but what was learnt holds
         return Replicas(
             entry=entry,
             model=served_as,

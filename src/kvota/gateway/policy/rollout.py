@@ -68,7 +68,7 @@ class Rollout:
         self._versions = {one.name: one for one in versions}
         self._check_weights(one.weight for one in versions)
         self._stable = self._known(names[0] if stable is None else stable)
-        self._settings = settings
+        self.settings = settings
         self._watch = Watch(settings, self._stable, self._versions)
         self._rolled_back: dict[str, str] = {}  # version: why
 
@@ -130,7 +130,7 @@ class Rollout:
         self._rolled_back.pop(name, None)
         for other in self._versions:
             self._weigh(other, 1.0 if other == name else 0.0)
-        self._watch = Watch(self._settings, name, self._versions)
+        self._watch = Watch(self.settings, name, self._versions)
 
     def roll_back(self, name: str, reason: str) -> None:
         """The version gets nothing more. Its keys go to the others; to the stable one if none.
@@ -164,7 +164,7 @@ class Rollout:
         for name, weight in state.weights.items():
             self._weigh(name, weight)
         self._rolled_back = dict(state.rolled_back)
-        self._watch = Watch(self._settings, self._stable, self._versions)
+        self._watch = Watch(self.settings, self._stable, self._versions)
 
     def _carry_out(self, verdict: Verdict) -> Verdict:
         if verdict.reason is not None and self._versions[verdict.version].weight > 0:

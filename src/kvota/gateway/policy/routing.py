@@ -151,7 +151,7 @@ class Router:
     """
 
     def __init__(self, settings: RoutingSettings, chance: Chance) -> None:
-        self._settings = settings
+        self.settings = settings
         self._chance = chance
         self._prefixes = PrefixMemory(settings.prefix_entries_max)
         self._sent: dict[str, _Sent] = {}
@@ -215,7 +215,7 @@ class Router:
         depth = depths.get(replica.id, 0)
         share = prefix.share(depth)
         sent = self._sent.get(replica.id, _Sent())
-        gateways = self._settings.num_gateways
+        gateways = self.settings.num_gateways
         usage = self._usage(replica, ticket_tokens * (1 - share) + sent.tokens * gateways, sent.num)
         num_running = replica.running + sent.num * gateways
         load = usage + replica.waiting / (num_running + 1)
@@ -231,23 +231,23 @@ class Router:
     def _usage(self, replica: Replica, added_tokens: float, num_sent: int) -> float:
         """The share of KV in use when `added_tokens` have come; above 1: they do not fit."""
         if replica.free_kv_tokens is None:
-            num = replica.running + num_sent * self._settings.num_gateways
-            return max(replica.kv_usage, num / (num + self._settings.running_half))
+            num = replica.running + num_sent * self.settings.num_gateways
+            return max(replica.kv_usage, num / (num + self.settings.running_half))
         free_share = 1 - min(max(replica.kv_usage, 0.0), 1.0)
         if replica.free_kv_tokens <= 0 or free_share <= 0:
-            return 1 + self._settings.uncertainty  # full, and of a size that nobody told
+            return 1 + self.settings.uncertainty  # full, and of a size that nobody told
         return 1 - free_share + added_tokens * free_share / replica.free_kv_tokens
 
     def _latency_cost(self, replica: Replica, fastest_s: float | None) -> float:
         if not (replica.latency_s and fastest_s):
             return 0.0
-        return min(self._settings.latency_weight * math.log2(replica.latency_s / fastest_s), 1.0)
+        return min(self.settings.latency_weight * math.log2(replica.latency_s / fastest_s), 1.0)
 
     def _within_guard(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Never empty: the least loaded is below the mean."""
         pool = [one for one in candidates if one.has_room] or candidates
         mean = sum(one.load for one in pool) / len(pool)
-        most = self._settings.guard_ratio * mean + self._settings.guard_slack
+        most = self.settings.guard_ratio * mean + self.settings.guard_slack
         return [one for one in pool if one.load <= most]
 
     def _matched(self, guarded: Sequence[_Candidate]) -> list[_Candidate]:
@@ -256,7 +256,7 @@ class Router:
         return [
             one
             for one in guarded
-            if one.depth == depth and one.prefix_share >= self._settings.prefix_share_min
+            if one.depth == depth and one.prefix_share >= self.settings.prefix_share_min
         ]
 
     def _of_matched(self, matched: Sequence[_Candidate], conversation: str | None) -> _Candidate:
@@ -277,7 +277,7 @@ class Router:
         return pool.pop(int(self._chance.random() * len(pool)))
 
     def _beats(self, one: _Candidate, other: _Candidate) -> bool:
-        difference = (other.cost - one.cost) / self._settings.uncertainty
+        difference = (other.cost - one.cost) / self.settings.uncertainty
         return self._chance.random() < 1 / (1 + math.exp(-min(max(difference, -50.0), 50.0)))
 
 
