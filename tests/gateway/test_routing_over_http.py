@@ -13,6 +13,8 @@ from kvota.gateway.settings import BackendEntry, ModelEntry, VersionEntry
 from tests.support.fake_backend import (
     MODEL,
     FakeBackend,
+    Received,
+    Wire,
     begins,
     fails,
     hangs_up,
@@ -502,7 +504,7 @@ async def test_a_client_that_leaves_ends_the_work_at_the_backend(
     desk = chained.parts.registry["a"].desk
     assert desk is not None
     asking = asyncio.create_task(chained.chat(stream=stream))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not desk.snapshot().held_tokens:  # noqa: ASYNC110 - it comes over a socket
             await asyncio.sleep(0.01)
         prompt = desk.snapshot().held_tokens
@@ -528,6 +530,50 @@ async def test_without_models_in_the_file_those_of_the_backends_are_served(
     world = await world_of(closing, vllm_entry("a", a), models=[])
     assert [one["id"] for one in (await world.get("/v1/models")).json["data"]] == [MODEL]
     assert (await world.chat(model=MODEL)).text() == TEXT
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_the_models_of_a_backend_that_is_away_are_not_unknown(
+    closing: AsyncExitStack, a: FakeBackend, path: str
+) -> None:
+    a.gauges.is_healthy = False
+    world = await world_of(closing, vllm_entry("a", a), models=[])
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "input": "hi"}
+
+    async def becomes(status: int) -> Reply:
+        async with asyncio.timeout(PATIENCE_S):
+            while (reply := await world.post(path, body)).status != status:
+                assert reply.status in (200, 503), reply.content
+                await asyncio.sleep(0.01)
+        return reply
+
+    reply = await world.post(path, body)  # nobody could be asked what there is
+    assert (reply.status, reply.error["code"]) == (503, "engine_restarting")
+    assert int(reply.headers["retry-after"]) >= 1
+    a.gauges.is_healthy = True
+    await becomes(200)
+    a.gauges.is_healthy = False
+    assert (await becomes(503)).error["code"] == "engine_restarting"
+    assert (await world.chat(model="another")).status == 404, "that one it never had"
+
+
+async def test_a_reload_asks_backends_anew_for_their_models(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    world = await world_of(closing, vllm_entry("a", a), models=[])
+
+    async def other(asked: Received, wire: Wire) -> None:
+        await wire.json({"object": "list", "data": [{"id": "other"}]})
+
+    a.overrides["/v1/models"] = other
+    await world.parts.reload()
+
+    async def served() -> list[str]:
+        return [one["id"] for one in (await world.get("/v1/models")).json["data"]]
+
+    async with asyncio.timeout(PATIENCE_S):
+        while await served() != ["other"]:  # noqa: ASYNC110 - a look may have been under way
+            await asyncio.sleep(0.01)
 
 
 async def test_a_reload_takes_backends_in_and_out_without_dropping_anything(

@@ -175,7 +175,7 @@ def _shown_backend(one: Backend, now: float) -> dict[str, Any]:
         "waiting": replica.waiting,
         "kv_usage": round(replica.kv_usage, 4),
         "latency_s": None if one.latency_s is None else round(one.latency_s, 4),
-        "models": list(one.state.models),
+        "models": list(one.state.models or ()),
     }
 
 

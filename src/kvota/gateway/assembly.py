@@ -137,6 +137,7 @@ class Gateway:
         """Read the settings again. Returns a note; raises ConfigError, and nothing has changed."""
         try:
             self._control.reload(self.live)
+            self.registry.forget()
             await self.discover()
         except ConfigError as error:
             self.metrics.reloaded(is_taken=False)

@@ -233,6 +233,11 @@ class Registry:
                 self._leave(old)
         self._backends = {**kept, **built}
 
+    def forget(self) -> None:
+        """Ask every backend for its models and limits the next time, whatever it has said."""
+        for one in self.all():
+            one.prober.forget()
+
     async def probe_all(self) -> None:
         """Look at every backend once. Never raises.
 

@@ -63,10 +63,12 @@ class Control:
     def rediscover(self, live: Live) -> None:
         """Give every backend that no [[models]] names a route for each model it has."""
         old = live.now
-        entries = self._models(self._fleet)
-        if entries != [route.entry for route in old.table.routes.values()]:
-            backends = {one.name: one for one in self.registry.all()}
-            table = self._builder(old.settings).build(entries, backends, old.table)
+        backends = {one.name: one for one in self.registry.all()}
+        entries, untold = self._models(self._fleet, backends)
+        known = [route.entry for route in old.table.routes.values()]
+        if (entries, untold) != (known, old.table.untold):
+            builder = self._builder(old.settings)
+            table = builder.build(entries, backends, old.table, untold=untold)
             self.rollouts.take_in(table)
             live.now = Rules(
                 settings=old.settings,
@@ -82,7 +84,8 @@ class Control:
         if self.own is not None:
             backends[OWN_NODE] = self.own
         before = old.table if old is not None else None
-        table = self._builder(settings).build(self._models(fleet, backends), backends, before)
+        models, untold = self._models(fleet, backends)
+        table = self._builder(settings).build(models, backends, before, untold=untold)
         self.registry.adopt(backends)
         self.rollouts.take_in(table)
         self._fleet = fleet
@@ -92,27 +95,33 @@ class Control:
         return RouteBuilder(settings, self.chance, created=self.created)
 
     def _models(
-        self, fleet: Fleet, backends: Mapping[str, Backend] | None = None
-    ) -> list[ModelEntry]:
-        """Those of the file, then those that backends offer which no entry of the file names."""
-        known = backends or {one.name: one for one in self.registry.all()}
+        self, fleet: Fleet, backends: Mapping[str, Backend]
+    ) -> tuple[list[ModelEntry], tuple[str, ...]]:
+        """Those of the file, then those that backends offer which no entry of the file names; and
+        those of these backends that could not be asked yet what they offer.
+        """
         named = {
             name for one in fleet.models for made in one.all_versions() for name in made.backends
         }
         taken = {name for one in fleet.models for name in (one.name, *one.aliases)}
         offered: dict[str, list[str]] = {}
-        for name, backend in known.items():
+        untold = []
+        for name, backend in backends.items():
             if name not in named:
-                for model in self._offered(backend):
+                models = self._offered(backend)
+                if models is None and not backend.state.is_healthy:
+                    untold.append(name)
+                for model in models or ():
                     offered.setdefault(model, []).append(name)
         found = [
             ModelEntry(name=model, backends=tuple(names))
             for model, names in offered.items()
             if model not in taken
         ]
-        return [*fleet.models, *found]
+        return [*fleet.models, *found], tuple(untold)
 
-    def _offered(self, backend: Backend) -> Iterable[str]:
+    def _offered(self, backend: Backend) -> Iterable[str] | None:
+        """None: it has not said."""
         if backend is self.own and self.own_model is not None:
             return (self.own_model,)
         return backend.state.models

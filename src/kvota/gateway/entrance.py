@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from kvota.core.clock import Clock
-from kvota.core.errors import KvotaError, Outcome
+from kvota.core.errors import KvotaError, Outcome, Refusal, Refused
 from kvota.edge.problems import RawHeaders
 from kvota.gateway.abuse import AbuseWatch
 from kvota.gateway.attempts import Asked, Body
@@ -25,10 +25,11 @@ from kvota.gateway.input_checks import check_input
 from kvota.gateway.limits import Admission, KeyLimitReached, RateLimits
 from kvota.gateway.live import Rules
 from kvota.gateway.policy.tasks import Prompt
-from kvota.gateway.routes import Route
+from kvota.gateway.routes import Route, RouteTable
 from kvota.gateway.settings import AUTO
 from kvota.wire.openai import ChatRequest, Message
 
+RETRY_AFTER_UNTOLD_S: Final = 5.0  # a backend that does not answer yet
 _CALLERS_FAULT: Final = frozenset({Outcome.INVALID, Outcome.DENIED, Outcome.RATE_LIMITED})
 
 
@@ -122,7 +123,7 @@ class Entrance:
             route = table.for_task(call.task)
         if route is None:
             check(asked.body)  # a node says this first
-            raise model_not_found(name or "")
+            raise not_here(name or "", table)
         self.check_route(route, asked.caller, call)
         return route
 
@@ -133,6 +134,18 @@ class Entrance:
             return  # an open door is on this machine alone, whose users may do what they want
         key_id = call.caller.key_id if call.caller is not None else None
         self._abuse.failed(self._clock.now(), address=call.address, key_id=key_id)
+
+
+def not_here(name: str, table: RouteTable) -> KvotaError:
+    """What is said of a model that nobody has, as far as is known now."""
+    if not table.untold:
+        return model_not_found(name)
+    return Refused(
+        Refusal.ENGINE_RESTARTING,
+        f"No backend has said that it has the model {name[:256]}, and {', '.join(table.untold)} "
+        "has not been reached yet.",
+        retry_after_s=RETRY_AFTER_UNTOLD_S,
+    )
 
 
 def standing_headers(error: KvotaError) -> RawHeaders:

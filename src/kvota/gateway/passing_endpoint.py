@@ -9,10 +9,9 @@ from typing import Any
 
 from kvota.core.errors import InvalidRequest, KvotaError
 from kvota.edge.exchange import Exchange
-from kvota.gateway.auth import model_not_found
 from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call, Work
-from kvota.gateway.entrance import Entry, standing_headers
+from kvota.gateway.entrance import Entry, not_here, standing_headers
 from kvota.gateway.live import Rules
 from kvota.gateway.passing import Passing
 from kvota.gateway.passing_kinds import Load, PassingKind
@@ -52,7 +51,7 @@ class PassingEndpoint(Endpoint):
         if name:
             route = rules.table.find(name)
             if route is None:
-                raise model_not_found(name)
+                raise not_here(name, rules.table)
             return route
         if self._kind.work is Work.LOOKUP:
             for route in rules.table.routes.values():

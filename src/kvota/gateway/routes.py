@@ -181,9 +181,13 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """All models. `routes` by public name, in the file's order."""
+    """All models. `routes` by public name, in the file's order.
+
+    `untold`: backends that may have further ones, for they have not been heard of yet.
+    """
 
     routes: Mapping[str, Route] = field(default_factory=dict)
+    untold: tuple[str, ...] = ()
     _aliases: Mapping[str, str] = field(default_factory=dict)
     _fallbacks: FallbackTable | None = None
 
@@ -224,6 +228,8 @@ class RouteBuilder:
         models: Iterable[ModelEntry],
         backends: Mapping[str, Backend],
         before: RouteTable | None = None,
+        *,
+        untold: Iterable[str] = (),
     ) -> RouteTable:
         """Raises ConfigError for weights, thresholds and fallbacks that make no sense."""
         entries = list(models)
@@ -231,7 +237,7 @@ class RouteBuilder:
         old = before.routes if before is not None else {}
         routes = {one.name: self._route(one, backends, old.get(one.name)) for one in entries}
         aliases = {alias: one.name for one in entries for alias in one.aliases}
-        return RouteTable(routes, aliases, fallbacks)
+        return RouteTable(routes, tuple(untold), aliases, fallbacks)
 
     def _route(
         self, entry: ModelEntry, backends: Mapping[str, Backend], old: Route | None

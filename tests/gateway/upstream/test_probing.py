@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from kvota.core.clock import SystemClock
+from kvota.core.clock import ManualClock, SystemClock
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.correction import KvReading
 from kvota.gateway.upstream.kinds import TRAITS, BackendKind
-from kvota.gateway.upstream.probing import BackendState, Prober
+from kvota.gateway.upstream.probing import FACTS_HOLD_S, BackendState, Prober
 from tests.support import fake_backend as fake
 from tests.support.fake_backend import FakeBackend
 
@@ -191,7 +191,7 @@ async def test_pages_full_of_nonsense_are_no_news(
     }
     state = await probed(backend, upstream, kind, nonsense)
     assert state.capacity_tokens is None
-    assert state.models == ()
+    assert state.models is None
 
 
 @pytest.mark.parametrize("script", [fake.fails(503), fake.hangs_up, fake.never_answers])
@@ -211,6 +211,45 @@ async def test_a_backend_that_is_gone_is_told(upstream: Upstream, backend: FakeB
     assert not state.is_healthy
     assert "cannot be reached" in state.why
     await backend.listen()
+
+
+def models_page(*ids: str) -> fake.Script:
+    return answer({"object": "list", "data": [{"id": one, "max_model_len": 4096} for one in ids]})
+
+
+async def test_while_it_is_away_a_backends_models_are_still_its_models(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    prober = Prober(upstream, BackendKind.VLLM, CLOCK)
+    assert (await prober.probe()).models == (fake.MODEL,)
+    backend.gauges.is_healthy = False
+    away = await prober.probe()
+    assert (away.is_healthy, away.models, away.max_model_len) == (False, (fake.MODEL,), 8192)
+    backend.gauges.is_healthy = True
+    backend.overrides["/v1/models"] = fake.fails(500)
+    assert (await prober.probe()).models == (fake.MODEL,)
+    backend.overrides["/v1/models"] = models_page("another")
+    prober.forget()
+    assert (await prober.probe()).models == ("another",)
+    backend.overrides["/v1/models"] = models_page()
+    prober.forget()
+    assert (await prober.probe()).models == ()
+
+
+async def test_models_that_come_and_go_are_noticed(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    clock = ManualClock(0.0)
+    prober = Prober(upstream, BackendKind.OLLAMA, clock)
+    backend.overrides["/api/version"] = answer({})
+    backend.overrides["/v1/models"] = fake.fails(500)
+    assert (await prober.probe()).models is None
+    backend.overrides["/v1/models"] = models_page("a")
+    assert (await prober.probe()).models == ("a",), "asked again at once, for it had not said"
+    backend.overrides["/v1/models"] = models_page("a", "b")
+    assert (await prober.probe()).models == ("a",)
+    clock.advance(FACTS_HOLD_S)
+    assert (await prober.probe()).models == ("a", "b")
 
 
 async def test_what_may_change_in_a_restart_is_asked_again_after_it(

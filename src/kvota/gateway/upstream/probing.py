@@ -20,6 +20,7 @@ What a backend does not say stays None; then settings and our own ledger speak. 
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -35,6 +36,7 @@ from kvota.gateway.upstream.kinds import TRAITS, BackendKind
 from kvota.gateway.upstream.metrics_page import PAGE_BYTES_MAX, Samples, read_samples, total
 
 PROBE_TIMEOUT_S: Final = 2.0  # of every page but the one for health, which `kinds.py` knows
+FACTS_HOLD_S: Final = 30.0  # Ollama and others take models in and out while they run
 _ANSWER_BYTES_MAX: Final = 2**20
 
 _CONFIG: Final = "vllm:cache_config_info"
@@ -75,7 +77,7 @@ class BackendState:
     why: str = ""  # where it is not healthy
     probed_s: float = 0.0  # clock time
     latency_s: float | None = None  # of its health page
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None  # while it is away: those it had
     max_model_len: int | None = None
     num_slots: int | None = None  # requests that it runs at once
     capacity_tokens: int | None = None
@@ -96,7 +98,7 @@ class BackendState:
 
 
 class Prober:
-    """Asks one backend. What cannot change while it runs is asked when it comes up."""
+    """Asks one backend. What changes seldom is asked when it comes up, and every FACTS_HOLD_S."""
 
     def __init__(
         self, upstream: Upstream, kind: BackendKind, clock: Clock,
@@ -108,7 +110,12 @@ class Prober:
         self._clock = clock
         self._timeout_s = timeout_s or PROBE_TIMEOUT_S
         self._health_timeout_s = timeout_s or TRAITS[kind].health_timeout_s
-        self._facts: BackendState | None = None  # models, limits: since it came up
+        self._facts = BackendState(is_healthy=True)  # models, limits: as last told
+        self._facts_until_s = -math.inf
+
+    def forget(self) -> None:
+        """Ask for everything anew the next time."""
+        self._facts_until_s = -math.inf
 
     async def probe(self) -> BackendState:
         """Never raises: a backend that cannot be asked is not healthy."""
@@ -120,26 +127,38 @@ class Prober:
                 bytes_max=_ANSWER_BYTES_MAX,
             )
         except KvotaError as error:
-            self._facts = None
-            return BackendState(is_healthy=False, why=error.message, probed_s=self._clock.now())
+            self._went_away()
+            why = error.message
+            return replace(self._facts, is_healthy=False, why=why, probed_s=self._clock.now())
         now = self._clock.now()
-        if self._facts is None:
+        if now >= self._facts_until_s:
+            self._facts_until_s = now + FACTS_HOLD_S  # unless forgotten meanwhile
             self._facts = await self._learn()
+            if self._facts.models is None:
+                self.forget()  # it may say next time
         state = replace(self._facts, probed_s=now, latency_s=now - began_s)
         return await self._measure(state)
 
+    def _went_away(self) -> None:
+        """Its models are still its models: who asks for one is told to come back."""
+        old = self._facts
+        self._facts = BackendState(
+            is_healthy=True, models=old.models, max_model_len=old.max_model_len
+        )
+        self.forget()
+
     async def _learn(self) -> BackendState:
+        """What it says now; what it does not say this time is as before."""
         cards, about = await asyncio.gather(self._json("/v1/models"), self._about())
-        state = BackendState(is_healthy=True, **_models(cards))
+        told = _models(cards)
         if self._kind is BackendKind.LLAMACPP:
-            return replace(state, **_slots(about))
-        if self._kind is BackendKind.TGI:
-            return replace(
-                state,
-                capacity_tokens=_count(about.get("max_batch_total_tokens")),
-                max_model_len=_count(about.get("max_total_tokens")),
-            )
-        return state
+            told |= _slots(about)
+        elif self._kind is BackendKind.TGI:
+            told["capacity_tokens"] = _count(about.get("max_batch_total_tokens"))
+            told["max_model_len"] = _count(about.get("max_total_tokens"))
+        return replace(
+            self._facts, **{name: value for name, value in told.items() if value is not None}
+        )
 
     async def _about(self) -> Mapping[str, Any]:
         match self._kind:
@@ -185,8 +204,11 @@ class Prober:
 
 
 def _models(cards: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing where the page is no list of models."""
     given = cards.get("data")
-    listed = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    if not isinstance(given, list):
+        return {}
+    listed = [one for one in given if isinstance(one, dict)]
     lengths = [length for one in listed if (length := _count(one.get("max_model_len")))]
     return {
         "models": tuple(str(one["id"]) for one in listed if "id" in one),
