@@ -48,7 +48,7 @@ def connected(node: LiveNode, **options: Any) -> openai.OpenAI:
 
 def connected_async(node: LiveNode) -> openai.AsyncOpenAI:
     url = f"{node.url}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
 
 
 def test_chat_answers_in_the_clients_own_types(node: LiveNode, client: openai.OpenAI) -> None:

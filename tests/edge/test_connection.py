@@ -12,7 +12,7 @@ from kvota.edge.exchange import Exchange
 from kvota.edge.listening import http_server
 from kvota.edge.settings import EdgeSettings
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 Work = Callable[[Exchange], Awaitable[None]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvota.edge.leash import EXIT_NOT_FOUND, leashed
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LONG_S = 3600.0
 
 # Starts what is in its arguments on a leash, says so, and does nothing more.

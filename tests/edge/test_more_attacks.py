@@ -180,7 +180,6 @@ async def test_the_end_of_an_answer_that_nobody_takes_does_not_keep_its_connecti
 ) -> None:
     """Too little is left for a pause in writing, so no application waits for it."""
     monkeypatch.setattr(connection, "FLUSH_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", 0.2)  # `_is_cut` sends empty lines
     lost = asyncio.Event()
 
     async def fill(scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,6 +193,7 @@ async def test_the_end_of_an_answer_that_nobody_takes_does_not_keep_its_connecti
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(GET if is_closing else LENGTH)
         await asyncio.wait_for(lost.wait(), PATIENCE_S)
+        monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", 0.2)  # `_is_cut` sends empty lines
         async with asyncio.timeout(PATIENCE_S):
             while not _is_cut(writer):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

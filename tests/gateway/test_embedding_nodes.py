@@ -20,7 +20,7 @@ from tests.support.gateway_node import GatewayNode, gateway_node
 from tests.support.gateway_world import GatewayWorld, gateway_world
 
 EMBED = "/v1/embeddings"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

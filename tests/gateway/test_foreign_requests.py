@@ -18,7 +18,7 @@ from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, v
 from tests.support.http_client import Reply
 from tests.support.live_node import LiveNode, live_node
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 EMBED = "/v1/embeddings"
 
 
@@ -53,12 +53,13 @@ class Client:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         return Reply(await self._world.http.delete(f"{path}/{name}", headers=headers))
 
-    async def until(self, name: str, phase: str) -> dict[str, Any]:
+    async def until(self, name: str, phase: str, *, output_tokens: int = 0) -> dict[str, Any]:
+        """Wait until it is in this phase and has so many tokens, and say what is seen of it."""
         found: dict[str, Any] = {}
 
         async def has_come() -> bool:
             found.update((await self.listed()).get(name, {}))
-            return found.get("phase") == phase
+            return found.get("phase") == phase and found["output_tokens"] >= output_tokens
 
         await until(has_come)
         return found
@@ -82,7 +83,7 @@ async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
     client = Client(world)
     backend.scripts.extend([begins(4, Wire.stall), never_answers])
     client.ask("first", stream=True, max_tokens=50)
-    first = await client.until("first", "decode")
+    first = await client.until("first", "decode", output_tokens=3)
     assert (first["position"], first["eta_s"], first["why"]) == (None, None, None)
     assert (first["model"], first["backend"], first["lane"]) == ("chat", "gpu-1", "short")
     assert (first["output_tokens"], first["max_tokens"], first["num_choices"]) == (3, 50, 1)

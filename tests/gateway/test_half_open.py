@@ -25,7 +25,7 @@ from tests.support.fake_backend import FakeBackend, Received, Wire, begins, neve
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.vanishing import GONE_AFTER_S, on_linux, vanish
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHORT_S = 0.3
 PATIENT: Any = {"first_byte_timeout_s": SHORT_S, "idle_timeout_s": SHORT_S}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
@@ -102,8 +102,9 @@ async def test_a_body_that_nobody_waits_for_does_not_keep_its_connection(
 
 
 async def test_a_body_that_comes_late_but_comes_leaves_the_connection_in_use(
-    world: GatewayWorld,
+    world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", PATIENCE_S)
     reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
     writer.write(HEAD.replace(b"/v1/chat/completions", b"/nothing/here") + b"x" * 990)
     async with asyncio.timeout(PATIENCE_S):
@@ -183,8 +184,12 @@ async def test_a_backend_whose_program_takes_no_connection_from_its_kernel(
 @on_linux
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_backend_that_vanishes_in_the_middle_of_an_answer(
-    world: GatewayWorld, backend: FakeBackend, is_stream: bool
+    closing: AsyncExitStack, backend: FakeBackend, is_stream: bool
 ) -> None:
+    entry = vllm_entry("a", backend, idle_timeout_s=1.0)
+    made = gateway_world(entry, models=[model_of("chat", "a")])
+    world = await closing.enter_async_context(made)
+
     async def vanishes(wire: Wire) -> None:
         vanish(wire._transport.get_extra_info("socket"))
         await wire.stall()

@@ -61,7 +61,7 @@ def test_a_killed_node_hangs_nobody_and_answers_again_after_its_load_time(
         again = first_answer(server)
         away_s = time.monotonic() - killed_s
         for stream in running:
-            reply = stream.result(timeout=30)
+            reply = stream.result(timeout=60)
             if reply.status == 503:  # it had got no token yet
                 assert reply.error["code"] == "engine_restarting"
                 continue

@@ -20,7 +20,7 @@ from kvota.gateway.supervisor import Child, NeverServed, Supervisor
 from kvota.telemetry.log import new_log
 
 BOUNDS = Bounds(stuck_patience_s=0.5, silent_patience_s=1.0, drain_timeout_s=5.0)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 async def until(met: Callable[[], bool], what: str) -> None:

@@ -26,12 +26,12 @@ def node() -> Iterator[LiveNode]:
 def put(node: LiveNode, content: object) -> httpx.Response:
     url = f"http://127.0.0.1:{node.port}{PATH}"
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return httpx.put(url, content=body, trust_env=False, timeout=20)
+    return httpx.put(url, content=body, trust_env=False, timeout=60)
 
 
 def desk(node: LiveNode) -> dict[str, Any]:
     url = f"http://127.0.0.1:{node.port}{PATH}"
-    return dict(httpx.get(url, trust_env=False, timeout=20).json())
+    return dict(httpx.get(url, trust_env=False, timeout=60).json())
 
 
 def test_every_setting_can_be_read(node: LiveNode) -> None:
@@ -69,7 +69,7 @@ def test_lower_limits_refuse_who_comes_and_higher_ones_let_them_in(node: LiveNod
 
 
 def desk_running(node: LiveNode) -> float:
-    page = httpx.get(f"http://127.0.0.1:{node.port}/metrics", trust_env=False, timeout=20).text
+    page = httpx.get(f"http://127.0.0.1:{node.port}/metrics", trust_env=False, timeout=60).text
     [line] = [one for one in page.splitlines() if one.startswith('kvota_requests_running{lane="sh')]
     return float(line.split()[-1])
 

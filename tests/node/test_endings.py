@@ -20,6 +20,7 @@ from kvota.node.ports import RequestStream, RunnerState
 from tests.support.engine_world import HASHING_VOCABULARY
 from tests.support.kv_executor import VOCAB_SIZE, reference_tokens
 from tests.support.runner_node import (
+    PATIENCE_S,
     RunnerNode,
     StepwiseExecutor,
     ended,
@@ -196,7 +197,7 @@ async def test_a_request_ends_once_and_holds_nothing_after(
         for other in stand.others:
             await read(other)
         if stopping is not None:
-            await asyncio.wait_for(stopping, 20)
+            await asyncio.wait_for(stopping, PATIENCE_S)
         assert ended(events).outcome is outcome
         assert sum(isinstance(event, Ended) for event in events) == 1
         _check_text(ending, stand.request, events, outcome)
@@ -209,7 +210,7 @@ async def _is_back_within_a_step(stand: Stand, reading: "asyncio.Task[list[Event
     over = (Stage.CLOSING, Stage.CLOSED)
     await until(lambda: node.desk.stage("subject") in over or _engine_knows_the_deadline(stand))
     stand.executor.allow(2 if stand.executor.fails_subject else 1)  # a failed chunk is tried again
-    await asyncio.wait_for(asyncio.shield(reading), 20)
+    await asyncio.wait_for(asyncio.shield(reading), PATIENCE_S)
     await until(lambda: node.desk.stage("subject") is Stage.CLOSED)
     await until(lambda: node.desk.snapshot().held_after_end_tokens == 0)  # others were late, too
     assert node.engine.gauges.num_blocks_held_after_abort == 0

@@ -16,6 +16,7 @@ from tests.support.kv_executor import HashingExecutor, reference_tokens
 from tests.support.runner_node import (
     DRAIN_TIMEOUT_S,
     LOAD_S,
+    PATIENCE_S,
     RunnerNode,
     StepwiseExecutor,
     ended,
@@ -35,7 +36,7 @@ class GatedExecutor(HashingExecutor):
         self.gate.set()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.gate.wait(timeout=30)
+        self.gate.wait(timeout=PATIENCE_S)
         return super().execute(plan)
 
 
@@ -200,7 +201,7 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones() -> N
         assert caught.value.retry_after_s == 5.0 + LOAD_S
         assert node.runner.state is RunnerState.DRAINING
         assert tokens(await read(stream)) == reference_tokens(request, 0)
-        await asyncio.wait_for(node.runner.wait_drained(), 20)
+        await asyncio.wait_for(node.runner.wait_drained(), PATIENCE_S)
 
 
 async def test_stopping_ends_what_still_runs_with_an_error() -> None:
@@ -209,7 +210,7 @@ async def test_stopping_ends_what_still_runs_with_an_error() -> None:
         stopping = asyncio.create_task(node.runner.stop())
         outcome = ended(await read(stream)).outcome
         assert outcome in (Outcome.SHUTDOWN, Outcome.REFUSED, Outcome.COMPLETED)
-        await asyncio.wait_for(stopping, 20)
+        await asyncio.wait_for(stopping, PATIENCE_S)
         assert node.runner.state is RunnerState.DEAD
 
 
@@ -227,7 +228,7 @@ async def test_when_the_engine_dies_every_stream_ends_and_the_process_is_told() 
             if node.runner.state is RunnerState.DEAD:
                 break
             await read(node.submit(f"again {attempt}")[1])
-        await asyncio.wait_for(node.runner.wait_ended(), 20)
+        await asyncio.wait_for(node.runner.wait_ended(), PATIENCE_S)
         assert node.runner.has_crashed
         assert len(node.crashes) == 1
         with pytest.raises(Refused) as caught:
@@ -248,7 +249,7 @@ async def test_a_bug_in_the_desk_ends_every_stream_and_the_process_is_told(
         monkeypatch.setattr(node.desk, call, fail)
         executor.allow()
         answers = await asyncio.gather(*(read(stream) for stream in streams))
-        await asyncio.wait_for(node.runner.wait_ended(), 20)
+        await asyncio.wait_for(node.runner.wait_ended(), PATIENCE_S)
         executor.allow(1000)
         assert ended(answers[-1]).outcome is Outcome.ENGINE_ERROR
         assert node.runner.state is RunnerState.DEAD

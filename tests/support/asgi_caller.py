@@ -84,12 +84,12 @@ class Call:
     async def until(self, met: Callable[[Reply], bool]) -> None:
         """Wait until what was sent meets a condition."""
         async with self._changed:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await self._changed.wait_for(lambda: met(self.reply))
 
     async def end(self) -> Reply:
         """Wait until the application has ended the request."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.task
         return self.reply
 

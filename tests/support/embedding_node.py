@@ -24,7 +24,7 @@ MODEL = "tiny-encoder"
 VOCAB = 300
 POISON = 299
 PATH = "/v1/embeddings"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @dataclass

@@ -56,7 +56,7 @@ class LiveGateway:
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._parts: Gateway | None = None
-        self._thread = threading.Thread(target=self._run, name="live-gateway")
+        self._thread = threading.Thread(target=self._run, name="live-gateway", daemon=True)
         self._thread.start()
         until(self._has_started, "the gateway to listen")
 

@@ -31,7 +31,7 @@ from tests.support.fake_backend import MODEL, FakeBackend
 from tests.support.http_client import CHAT, Reply
 
 NOW_UNIX = 1_000.0
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class GatewayWorld:

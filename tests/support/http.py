@@ -191,7 +191,7 @@ class ScriptedRunner:
         """Wait until so many requests have been accepted."""
         while len(self.streams) < num_requests:
             self._submitted.clear()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await self._submitted.wait()
         return self.streams
 

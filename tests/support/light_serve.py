@@ -28,7 +28,7 @@ from tests.support.light_node import MODEL
 from tests.support.live_node import until
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
-EXIT_TIMEOUT_S = 30.0
+EXIT_TIMEOUT_S = 60.0
 
 
 class LightServe(Client):

@@ -25,6 +25,7 @@ from tests.support.engine_world import HASHING_VOCABULARY, NullObserver
 from tests.support.kv_executor import HashingExecutor
 
 LOAD_S, DRAIN_TIMEOUT_S = 7.0, 20.0
+PATIENCE_S = 60.0  # for what should be immediate, on a machine that is busy
 
 
 class StepwiseExecutor(HashingExecutor):
@@ -51,7 +52,7 @@ class StepwiseExecutor(HashingExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._num_begun += 1
-        assert self._allowed.acquire(timeout=30)
+        assert self._allowed.acquire(timeout=PATIENCE_S)
         return super().execute(plan)
 
 
@@ -110,16 +111,16 @@ async def running(executor: Executor, **settings: Any) -> AsyncIterator[RunnerNo
     try:
         yield node
     finally:
-        await asyncio.wait_for(node.runner.stop(), 20)
+        await asyncio.wait_for(node.runner.stop(), PATIENCE_S)
 
 
 async def read(stream: RequestStream) -> list[Event]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return [event async for events in stream for event in events]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - the condition is another thread's
             await asyncio.sleep(0.001)
 

@@ -17,8 +17,8 @@ from tests.support.http_client import Client
 from tests.support.live_node import until
 from tests.support.tiny_models import tiny_architecture, write_safetensors
 
-START_TIMEOUT_S = 60.0
-EXIT_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+EXIT_TIMEOUT_S = 60.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 _COMMAND = (sys.executable, "-m", "kvota", "serve")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 SOCKET = "redis.sock"
 
 

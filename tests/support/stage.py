@@ -27,7 +27,7 @@ Play = Callable[[Draw], int | None]
 """The next token of a draw; None lets the stage babble."""
 
 Row = npt.NDArray[np.float32]
-GATE_TIMEOUT_S = 30.0
+GATE_TIMEOUT_S = 60.0
 _PRINTABLE = slice(FIRST_BYTE_ID + 32, FIRST_BYTE_ID + 127)
 _CERTAIN = 200.0  # logits above all others
 

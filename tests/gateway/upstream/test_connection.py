@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvota.core.clock import SystemClock
+from kvota.core.clock import Clock, ManualClock, SystemClock
 from kvota.core.errors import ConfigError, RequestTimeout
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind
@@ -17,7 +17,7 @@ from tests.support.fake_backend import FakeBackend
 
 CHAT = fake.GENERATING[0]
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ async def backend() -> AsyncIterator[FakeBackend]:
         yield backend
 
 
-def upstream_of(backend: FakeBackend, **settings: Any) -> Upstream:
-    return Upstream(UpstreamSettings(name="b", url=backend.url, **settings), CLOCK)
+def upstream_of(backend: FakeBackend, clock: Clock = CLOCK, **settings: Any) -> Upstream:
+    return Upstream(UpstreamSettings(name="b", url=backend.url, **settings), clock)
 
 
 async def failure(upstream: Upstream, **asked: Any) -> AttemptFailed:
@@ -124,7 +124,7 @@ async def test_redirects_are_not_followed(backend: FakeBackend) -> None:
 
 async def test_a_status_that_does_not_come(backend: FakeBackend) -> None:
     backend.script = fake.never_answers
-    said = await failure(upstream_of(backend, first_byte_timeout_s=0.1))
+    said = await failure(upstream_of(backend, first_byte_timeout_s=0.5))
     assert said.kind_of_failure is FailureKind.FIRST_BYTE_TIMEOUT
     await asyncio.wait_for(backend.received[0].is_gone.wait(), PATIENCE_S)
 
@@ -137,7 +137,7 @@ async def test_headers_that_dawdle(backend: FakeBackend) -> None:
             await wire.pause(0.02)
 
     backend.script = dawdle
-    said = await failure(upstream_of(backend, first_byte_timeout_s=0.3))
+    said = await failure(upstream_of(backend, first_byte_timeout_s=0.5))
     assert said.kind_of_failure in (FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.MALFORMED)
     await asyncio.wait_for(backend.received[0].is_gone.wait(), PATIENCE_S)
 
@@ -212,7 +212,7 @@ async def test_leaving_early_closes_and_reading_to_the_end_keeps(backend: FakeBa
 async def test_a_kept_connection_that_is_just_being_closed_is_no_failure(
     backend: FakeBackend,
 ) -> None:
-    upstream = upstream_of(backend)
+    upstream = upstream_of(backend, ManualClock())  # "at once" takes no time
 
     async def once(asked: fake.Received, wire: fake.Wire) -> None:
         await (fake.streams(3)(asked, wire) if asked.number == 1 else fake.hangs_up(asked, wire))
@@ -241,7 +241,7 @@ async def test_when_all_kept_connections_are_stale_a_new_one_is_tried_at_once() 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    upstream = Upstream(UpstreamSettings(name="b", url=url), CLOCK)
+    upstream = Upstream(UpstreamSettings(name="b", url=url), ManualClock())
 
     async def ask() -> bytes:
         async with upstream.open(CHAT, b"{}") as reply:
@@ -308,7 +308,7 @@ async def test_a_reader_is_woken_when_the_answer_is_closed(backend: FakeBackend)
 
 async def test_no_more_connections_than_allowed(backend: FakeBackend) -> None:
     backend.script = fake.never_ends
-    upstream = upstream_of(backend, connections_max=1, connect_timeout_s=0.1)
+    upstream = upstream_of(backend, connections_max=1, connect_timeout_s=0.5)
     async with upstream.open(CHAT, b"{}"):
         with pytest.raises(AttemptFailed) as failed:
             async with upstream.open(CHAT, b"{}"):

@@ -11,7 +11,7 @@ import uvloop
 from kvota.gateway.upstream.channel import Channel
 from kvota.gateway.upstream.pool import Address, Pool, address_of
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 

@@ -105,12 +105,12 @@ async def test_a_full_line_is_a_503_with_a_time_to_come_back() -> None:
 
 
 async def test_who_waits_too_long_in_line_is_told() -> None:
-    async with embedding_node(is_open=False, queue_timeout_s=0.05) as node:
+    async with embedding_node(is_open=False, queue_timeout_s=1.0) as node:
         running = asyncio.create_task(node.post([1]))
         await node.begun()
         waiting = asyncio.create_task(node.post([2]))
         await node.in_line(1)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.1)
         node.passes.gate.set()
         assert (await running).status == 200
         late = await waiting

@@ -45,7 +45,7 @@ class Fleet:
 
     @property
     def stable(self) -> str:
-        told = httpx.get(f"{self.gateway.url}/admin/rollouts", trust_env=False, timeout=20).json()
+        told = httpx.get(f"{self.gateway.url}/admin/rollouts", trust_env=False, timeout=60).json()
         return str(told["data"][0]["stable"])
 
 

@@ -15,7 +15,7 @@ from kvota.tools.top.app import Question, TopApp
 from kvota.tools.top.panels import CarPark, Line, SpeedLine
 from tests.support.watched_server import WatchedServer, live, queued
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 INTERVAL_S = 0.1
 
 
