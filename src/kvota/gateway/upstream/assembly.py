@@ -60,9 +60,9 @@ class Assembler:
             if choice is None:
                 choice = self._choices[index] = {"index": 0}
             _merge(choice, part)
-        for name, said in chunk.items():
-            if said is not None:
-                self._head.setdefault(name, said)
+        if None in chunk.values():
+            chunk = {name: said for name, said in chunk.items() if said is not None}
+        self._head = {**chunk, **self._head}  # what was said first counts
 
     def add_texts(self, choice: int, field: str, texts: Sequence[str], num_bytes: int) -> None:
         """Chunks like one that was added, but for their text (`likeness.py`)."""
@@ -90,10 +90,11 @@ class Assembler:
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     for name, value in part.items():
-        old: Any = whole.get(name)
         if value is None:
             whole.setdefault(name, None)
-        elif name == "tool_calls":
+            continue
+        old: Any = whole.get(name)
+        if name == "tool_calls":
             _merge_calls(whole.setdefault(name, []), value)
         elif type(value) is dict:
             merged = whole[name] = old if type(old) is dict else {}

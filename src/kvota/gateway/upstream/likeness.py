@@ -16,6 +16,8 @@ import msgspec
 
 _TEXT: Final = re.compile(rb'"(?:content|text)" ?: ?"([^"\\\x00-\x1f]+)"')
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_NOT_PLAIN: Final = bytes([*range(32), *b'"\\'])
+_BETWEEN: Final = b"\n"  # no part of a plain text
 _ENDING: Final = re.compile(rb'"finish_reason" ?: ?"')
 _NUM_LOOKS_MAX: Final = 4  # a stream whose chunks are never alike is not looked at for ever
 
@@ -27,6 +29,7 @@ class Likeness:
         self._head = self._tail = b""
         self._num_head = self._num_tail = 0  # bytes
         self._num_looks = 0
+        self.is_known = False  # a chunk has been learned
         self.choice = 0  # that the chunks speak of
         self.field = ""  # the name of their text
 
@@ -50,6 +53,7 @@ class Likeness:
         self.choice, self.field, _ = simple
         self._head, self._tail = head, tail
         self._num_head, self._num_tail = len(head), len(tail)
+        self.is_known = True
         return True
 
     def text(self, value: bytes) -> str | None:
@@ -65,7 +69,27 @@ class Likeness:
             return None
 
     def texts(self, values: Sequence[bytes], at: int) -> list[str]:
-        """The texts of as many chunks from `at` on as are like the one learned, one by one."""
+        """The texts of as many chunks from `at` on as are like the one learned, all in one look."""
+        head, tail, begin, num_tail = self._head, self._tail, self._num_head, self._num_tail
+        found: list[bytes] = []
+        for value in islice(values, at, None):
+            end = len(value) - num_tail
+            if not (0 < begin < end and value.startswith(head) and value.endswith(tail)):
+                break
+            found.append(value[begin:end])
+        if not found:
+            return []
+        together = _BETWEEN.join(found)
+        num_not_plain = len(together) - len(together.translate(None, _NOT_PLAIN))
+        if num_not_plain != len(found) - 1:
+            return self._texts_one_by_one(values, at)
+        try:
+            return together.decode().split(_BETWEEN.decode())
+        except UnicodeDecodeError:
+            return self._texts_one_by_one(values, at)
+
+    def _texts_one_by_one(self, values: Sequence[bytes], at: int) -> list[str]:
+        """The same where one of them may be for the decoder."""
         found: list[str] = []
         for value in islice(values, at, None):
             text = self.text(value)

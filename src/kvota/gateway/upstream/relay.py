@@ -244,17 +244,16 @@ class Relay:
         passage, likeness, at = self._passage, self._passage.likeness, 0
         while at < len(values) and not passage.is_done:
             value = values[at]
-            passed = passage.take(value, now)
-            at += 1
-            if passage.alike_text is None:
-                if passed is not None:
-                    assembler.add(passed)
-                    self._num_held += len(passed)
-            elif passed is not None:
-                texts = [passage.alike_text, *passage.take_alike(values, at, now)]
-                at += len(texts) - 1
+            if likeness.is_known and (texts := passage.take_alike(values, at, now)):
                 num_bytes = len(texts) * len(value)  # nearly: they differ in their texts
                 assembler.add_texts(likeness.choice, likeness.field, texts, num_bytes)
+                at += len(texts)
+                continue
+            at += 1
+            passed = passage.take(value, now)
+            if passed is not None:
+                assembler.add(passed)
+                self._num_held += len(passed)
 
     def _take(self) -> bytes:
         content = b"data: " + b"\n\ndata: ".join(self._ready) + b"\n\n"

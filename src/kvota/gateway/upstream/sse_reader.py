@@ -31,11 +31,10 @@ class SseReader:
         is_whole = not (self._rest or self._lines or self._is_after_cr)
         if not (is_whole and data.endswith(b"\n\n") and b"\r" not in data):
             return self._feed_lines(data)
-        num_events = data.count(b"\n\n")
-        is_plain = data.startswith(_DATA) and data.count(b"\n") == 2 * num_events
-        if is_plain and data.count(_BETWEEN) == num_events - 1:
-            return data[len(_DATA) : -2].split(_BETWEEN)
-        values: list[bytes] = []
+        values = data[len(_DATA) : -2].split(_BETWEEN) if data.startswith(_DATA) else []
+        if data.count(b"\n") == 2 * len(values):  # none of which is inside of one
+            return values
+        values = []
         for event in data[:-2].split(b"\n\n"):
             if event.startswith(_DATA) and b"\n" not in event:
                 values.append(event[len(_DATA) :])
