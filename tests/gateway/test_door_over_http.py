@@ -13,12 +13,16 @@ from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.telemetry.journal import read_journal
 from tests.support.fake_backend import (
+    DONE,
     FakeBackend,
     Received,
     Wire,
     begins,
+    chunk,
+    event,
     events,
     fails,
+    says,
     streams,
 )
 from tests.support.gateway_world import (
@@ -240,6 +244,24 @@ async def test_blocked_words_are_kept_out_and_in(backend: FakeBackend, tmp_path:
         assert '"content_filtered"' in said[-1]
         # Of the request, the body and the stream; a line is written after its answer.
         await until(lambda: world.log.count('"why": "falcon"') == 3)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_blocked_words_are_kept_in_where_a_tool_is_called(
+    backend: FakeBackend, tmp_path: Path, stream: bool
+) -> None:
+    lists = tmp_path / "words.toml"
+    lists.write_text('[[rule]]\nname = "falcon"\nliterals = ["Project Falcon"]\n')
+    deltas = [{"index": 0, "function": {"arguments": text}} for text in ('{"a": "Proj', "ect Fal")]
+    deltas.append({"index": 0, "function": {"arguments": 'con"}'}})
+    parts = [{"index": 0, "delta": {"tool_calls": [one]}} for one in deltas]
+    ending = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    backend.script = says(*(event(chunk(CHAT, [one])) for one in (*parts, ending)), DONE)
+    entry, models = vllm_entry("a", backend), [model_of("chat", "a")]
+    async with gateway_world(entry, models=models, block_lists=(str(lists),)) as world:
+        reply = await world.chat(stream=stream)
+        assert b"content_filtered" in reply.content
+        assert b"Proj" not in reply.content
 
 
 async def streamed_in_two_parts(world: GatewayWorld, backend: FakeBackend) -> list[str]:

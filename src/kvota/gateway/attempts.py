@@ -293,7 +293,7 @@ class NotOffered(NotFound):
 
 
 class _Guards:
-    """The content filter's guards, one for each text of an answer (`passage.TextFilter`)."""
+    """The content filter's guards, one for each text of an answer (`sieve.TextFilter`)."""
 
     def __init__(self, filters: Filters) -> None:
         self._filters = filters

@@ -4,17 +4,15 @@ Decoding into these structs skips everything else in the chunk, and costs a micr
 chunk itself is passed on as the bytes it came in, unless it has to say something else.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
 
 ABSENT: Final = (b"", b"null")
-TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "text")
+TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal", "text")
 _NULL_USAGE: Final = b',"usage":null'
-_CHAT_TEXTS: Final = ("content", "reasoning_content", "reasoning")
-_COMPLETION_TEXTS: Final = ("text",)
 
 
 class CallPart(Struct):
@@ -151,22 +149,3 @@ def without_choices(value: bytes, ended: Collection[int]) -> bytes | None:
     chunk: dict[str, Any] = msgspec.json.decode(value)
     chunk["choices"] = [one for one in chunk["choices"] if one.get("index", 0) not in ended]
     return msgspec.json.encode(chunk) if chunk["choices"] else None
-
-
-def with_texts(value: bytes, change: Callable[[int, str, str, bool], str]) -> bytes:
-    """Every text of every choice replaced by `change(choice, field, text, is_last)`.
-
-    With a finish_reason, `change` is also asked for fields that are absent: it may have held
-    something back.
-    """
-    chunk: dict[str, Any] = msgspec.json.decode(value)
-    for one in chunk["choices"]:
-        is_last = bool(one.get("finish_reason"))
-        holder = one if one.get("delta") is None else one["delta"]
-        for field in _COMPLETION_TEXTS if holder is one else _CHAT_TEXTS:
-            text = holder.get(field)
-            if text or is_last:
-                changed = change(one.get("index", 0), field, text or "", is_last)
-                if changed or text:
-                    holder[field] = changed
-    return msgspec.json.encode(chunk)

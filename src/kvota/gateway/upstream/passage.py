@@ -26,11 +26,11 @@ from kvota.gateway.upstream.chunks import (
     decode_usage,
     usage_chunk,
     with_model,
-    with_texts,
     without_choices,
     without_usage,
 )
 from kvota.gateway.upstream.likeness import Likeness
+from kvota.gateway.upstream.sieve import Sieve, TextFilter, said_in
 
 DONE: Final = b"[DONE]"
 BYTES_PER_TOKEN: Final = 4  # of an answer that came whole and without usage
@@ -52,19 +52,6 @@ class Unwatched:
 
     def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
         pass
-
-
-class TextFilter(Protocol):
-    """Looks at texts on their way out. `stream` names one text: a choice's content, say.
-
-    Both may raise ContentFiltered, which ends the answer.
-    """
-
-    def feed(self, stream: str, text: str) -> str:
-        """What may go out now; the rest is held back."""
-
-    def finish(self, stream: str) -> str:
-        """What was held back and may go out, for nothing follows."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +102,7 @@ class Passage:
     ) -> None:
         self._ask = ask
         self._watcher = watcher
-        self._filter = text_filter
+        self._sieve = None if text_filter is None else Sieve(text_filter)
         self.tally = Tally(ask.prompt_tokens)
         self.has_content = False  # anything that cannot be said again: text, tools, an ending
         self.is_done = False  # the backend has said [DONE]
@@ -157,7 +144,7 @@ class Passage:
             raise BrokenEvent("one chunk speaks of a choice twice")
         ended = self._ended_before(parts)
         self._count(parts, chunk.usage, ended, now)
-        may_learn = self._filter is None and not ended and self.has_content and _may_repeat(parts)
+        may_learn = self._sieve is None and not ended and self.has_content and _may_repeat(parts)
         if may_learn and self.likeness.learn(value):
             self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
@@ -284,12 +271,12 @@ class Passage:
         for choice in choices:
             index = choice.get("index", 0)
             tally.finish_reasons[index] = choice.get("finish_reason") or "stop"
-            holder = choice.get("message", choice)
+            holder = said_in(choice)
             for name in TEXT_FIELDS:
                 if isinstance(text := holder.get(name), str):
                     num_bytes += len(text.encode())
-                    if self._filter is not None:
-                        holder[name] = self._filtered(index, name, text, True)
+        if self._sieve is not None:
+            self._sieve.whole(choices)
         tally.output_tokens = num_bytes // BYTES_PER_TOKEN  # unless the backend says
         self._correct(msgspec.Raw(msgspec.json.encode(usage)))
         if len(choices) == 1:
@@ -307,8 +294,8 @@ class Passage:
             value = remaining
         if self._hides(chunk.usage):
             value = without_usage(value)
-        if self._filter is not None:
-            value = with_texts(value, self._filtered)
+        if self._sieve is not None:
+            value = self._sieve.chunk(value)
         return self._renamed(value)
 
     def _hides(self, usage: msgspec.Raw) -> bool:
@@ -336,12 +323,6 @@ class Passage:
                 return value.replace(old, new, 1)
         assert self._ask.model is not None
         return with_model(value, self._ask.model)
-
-    def _filtered(self, choice: int, name: str, text: str, is_last: bool) -> str:
-        assert self._filter is not None
-        stream = f"{choice}:{name}"
-        allowed = self._filter.feed(stream, text) if text else ""
-        return allowed + self._filter.finish(stream) if is_last else allowed
 
 
 def _may_repeat(parts: Sequence[Part]) -> bool:

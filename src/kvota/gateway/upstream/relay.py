@@ -38,10 +38,10 @@ from kvota.gateway.upstream.passage import (
     ErrorEvent,
     Passage,
     Tally,
-    TextFilter,
     Unwatched,
     Watcher,
 )
+from kvota.gateway.upstream.sieve import TextFilter
 from kvota.gateway.upstream.sse_reader import EventTooLong, SseReader
 from kvota.wire import sse
 
