@@ -131,7 +131,7 @@ def test_a_port_in_use_or_a_missing_model_ends_the_start(
         ("smollm2-135m-instruct", "--port", str(_port(process))),
     ):
         command = [sys.executable, "-m", "kvota", "serve", *arguments]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 2
         assert "cannot start" in ended.stderr
         assert "Traceback" not in ended.stderr

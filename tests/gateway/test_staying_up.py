@@ -99,7 +99,7 @@ def test_a_node_that_hangs_is_replaced_and_its_streams_end(server: LightServe) -
 
 def test_a_stream_goes_on_to_its_end_after_the_first_signal(server: LightServe) -> None:
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(server.chat, max_tokens=60, stream=True)
+        running = pool.submit(server.chat, max_tokens=200, stream=True)
         wait_under_way(server, 1)
         server.signal(signal.SIGTERM)
         until(lambda: server.get("/ready").status == 503, "the drain to begin")
