@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvota.gateway.settings import BackendEntry, ModelEntry, VersionEntry
+from kvota.core.errors import ConfigError
+from kvota.gateway.settings import (
+    READ_ONCE,
+    BackendEntry,
+    GatewaySettings,
+    ModelEntry,
+    VersionEntry,
+)
 from tests.support.fake_backend import (
     MODEL,
     FakeBackend,
@@ -597,6 +604,36 @@ async def test_a_reload_takes_backends_in_and_out_without_dropping_anything(
     assert (refused.status, refused.error["message"]) == (400, world.broken)
     assert (await world.chat()).status == 200
     assert "reload refused" in world.log
+
+
+async def test_a_reload_takes_in_how_patient_the_gateway_is(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    entries = [vllm_entry("a", a), vllm_entry("b", b)]
+    world = await world_of(closing, *entries, models=[model_of("chat", "a", "b")])
+    key = await world.key(models=frozenset({"another"}))
+    assert (await world.chat(key=key)).status == 403
+    world.settings = msgspec.structs.replace(
+        world.settings, attempts_max=1, hide_models=True, abuse_failures_max=5
+    )
+    await world.parts.reload()
+    assert (await world.chat(key=key)).status == 404
+    a.script = b.script = fails(500)
+    assert (await world.chat(key=await world.key())).status == 502
+    assert len(a.generations) + len(b.generations) == 1
+    seen = [await world.chat(key=key) for _ in range(5)]
+    assert seen[-1].error["code"] == "abuse_blocked"
+    world.settings = msgspec.structs.replace(world.settings, attempts_max=0)
+    with pytest.raises(ConfigError, match="attempts_max"):
+        await world.parts.reload()
+
+
+async def test_a_reload_names_what_only_a_restart_takes_in(chained: GatewayWorld) -> None:
+    assert set(READ_ONCE) <= set(GatewaySettings.__struct_fields__)
+    assert "which have changed" not in await chained.parts.reload()
+    chained.settings = msgspec.structs.replace(chained.settings, journal="/tmp/j", messages_max=3)
+    assert "which have changed: journal." in await chained.parts.reload()
+    assert '"needs_restart": ["journal"]' in chained.log
 
 
 async def test_embeddings_and_tokenizers_are_passed_on(

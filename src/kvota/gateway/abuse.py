@@ -71,7 +71,7 @@ class AbuseWatch:
     def __init__(
         self, settings: AbuseSettings, on_blocked: Callable[[Blocked], None] = lambda _: None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._on_blocked = on_blocked
         self._suspects: OrderedDict[tuple[Suspicion, str], _Suspect] = OrderedDict()
 
@@ -106,29 +106,29 @@ class AbuseWatch:
         A key that was merely claimed must not be given: anybody could get it blocked. Where a good
         key is given, the address is spared, for a whole team may share it.
         """
-        if not self._settings.is_on:
+        if not self.settings.is_on:
             return
         if key_id is not None:
-            self._count(Suspicion.KEY, key_id, self._settings.key_failures_max, now)
+            self._count(Suspicion.KEY, key_id, self.settings.key_failures_max, now)
         elif address is not None:
-            most = self._settings.address_failures_max
+            most = self.settings.address_failures_max
             self._count(Suspicion.ADDRESS, _network(address), most, now)
 
     def _count(self, suspicion: Suspicion, name: str, failures_max: int, now: float) -> None:
         suspect = self._seen(suspicion, name)
         if suspect.blocked_until > now:
             return  # requests that were under way when the block began
-        leaked = (now - suspect.seen) * failures_max / self._settings.window_s
+        leaked = (now - suspect.seen) * failures_max / self.settings.window_s
         suspect.level = max(0.0, suspect.level - leaked) + 1
         suspect.seen = now
         if suspect.level >= failures_max:
             self._block(suspicion, name, suspect, now)
 
     def _block(self, suspicion: Suspicion, name: str, suspect: _Suspect, now: float) -> None:
-        if now - suspect.blocked_until > self._settings.forgive_after_s:
+        if now - suspect.blocked_until > self.settings.forgive_after_s:
             suspect.num_blocks = 0
         doublings = min(suspect.num_blocks, _DOUBLINGS_MAX)
-        block_s = min(self._settings.block_s * 2**doublings, self._settings.block_max_s)
+        block_s = min(self.settings.block_s * 2**doublings, self.settings.block_max_s)
         suspect.num_blocks += 1
         suspect.blocked_until = now + block_s
         suspect.level = 0.0
@@ -144,7 +144,7 @@ class AbuseWatch:
     def _seen(self, suspicion: Suspicion, name: str) -> _Suspect:
         suspect = self._suspects.setdefault((suspicion, name), _Suspect())
         self._suspects.move_to_end((suspicion, name))
-        if len(self._suspects) > self._settings.suspects_max:
+        if len(self._suspects) > self.settings.suspects_max:
             self._suspects.popitem(last=False)
         return suspect
 

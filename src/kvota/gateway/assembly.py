@@ -15,7 +15,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError
 from kvota.edge.arrival import Arrivals
 from kvota.gateway.about import About
-from kvota.gateway.abuse import AbuseSettings, AbuseWatch, Blocked
+from kvota.gateway.abuse import AbuseWatch, Blocked
 from kvota.gateway.admin import Admin
 from kvota.gateway.app import Pages, create_app
 from kvota.gateway.auth import Door
@@ -25,23 +25,23 @@ from kvota.gateway.dispatch import Dispatcher
 from kvota.gateway.entrance import Entrance
 from kvota.gateway.gatekeeper import Gatekeeper
 from kvota.gateway.gauges import read_gauges
-from kvota.gateway.live import Live
+from kvota.gateway.live import Live, Rules
 from kvota.gateway.metrics import GatewayMetrics, Gauges
 from kvota.gateway.node_life import Reason
 from kvota.gateway.own_node import NodePlan, OwnNode
 from kvota.gateway.passages import LiveRequests
 from kvota.gateway.plan import ServePlan
-from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.policy.watch import Verdict
 from kvota.gateway.proxy import Parts
 from kvota.gateway.records import Records
+from kvota.gateway.settings import READ_ONCE
 from kvota.gateway.stores import Stores
 from kvota.telemetry.journal import new_prefix_numbers
 from kvota.telemetry.log import Log
 
 NOTE_RELOADED: Final = (
-    "Keys, models, backends, filters and [gateway] are as the file says now. Settings of the "
-    "engine and the address need a restart."
+    "Models, backends, filters and [gateway] are as the file says now. All other sections need a "
+    "restart."
 )
 
 
@@ -65,11 +65,10 @@ class Gateway:
         )  # fmt: skip
         self.live: Live = self._control.first(plan.gateway, plan.fleet)
         self.metrics = GatewayMetrics(self._gauges)
+        self._abuse = AbuseWatch(self.live.now.abuse, self._blocked)
         self._dispatcher = Dispatcher(
             clock,
-            RetrySettings(
-                attempts_max=plan.gateway.attempts_max, budget_ratio=plan.gateway.retry_budget
-            ),
+            self.live.now.retries,
             on_attempt=self.metrics.attempt_ended,
             on_rollback=self._rolled_back,
         )
@@ -137,6 +136,7 @@ class Gateway:
         """Read the settings again. Returns a note; raises ConfigError, and nothing has changed."""
         try:
             self._control.reload(self.live)
+            self._follow(self.live.now)
             self.registry.forget()
             await self.discover()
         except ConfigError as error:
@@ -144,13 +144,27 @@ class Gateway:
             self._log.error("reload refused", why=error.message)
             raise
         self.metrics.reloaded(is_taken=True)
-        self._log.info("reloaded", models=len(self.live.now.table.routes))
-        return NOTE_RELOADED
+        held = self._held_to_restart()
+        self._log.info("reloaded", models=len(self.live.now.table.routes), needs_restart=held)
+        if not held:
+            return NOTE_RELOADED
+        return f"{NOTE_RELOADED} So do these of [gateway], which have changed: {', '.join(held)}."
 
     async def reload_or_log(self) -> None:
         """The same for a signal, which nobody waits for."""
         with contextlib.suppress(ConfigError):
             await self.reload()
+
+    def _follow(self, rules: Rules) -> None:
+        """What outlives a reload goes by the new settings."""
+        self._abuse.settings = rules.abuse
+        self._dispatcher.budget.settings = rules.retries
+        self.door.hides_models = rules.settings.hide_models
+
+    def _held_to_restart(self) -> list[str]:
+        """Settings that the file has changed since the start, and that are read only there."""
+        old, new = self._plan.gateway, self.live.now.settings
+        return [name for name in READ_ONCE if getattr(old, name) != getattr(new, name)]
 
     # --- parts
 
@@ -158,16 +172,7 @@ class Gateway:
         return OwnNode(plan, self._clock, self._log, self._chance, self._node_ended)
 
     def _new_app(self) -> ASGIApp:
-        clock, stores, settings = self._clock, self._stores, self._plan.gateway
-        abuse = AbuseWatch(
-            AbuseSettings(
-                is_on=settings.abuse_watch,
-                key_failures_max=settings.abuse_failures_max,
-                address_failures_max=max(1, settings.abuse_failures_max // 2),
-                block_s=settings.abuse_block_s,
-            ),
-            self._blocked,
-        )
+        clock, stores, abuse = self._clock, self._stores, self._abuse
         gatekeeper = Gatekeeper(stores.door, abuse, clock, self._log)
         entrance = Entrance(stores.door, stores.limits, abuse, clock)
         records = Records(

@@ -80,7 +80,7 @@ class Door:
         """
         self._source = source
         self._may_be_open = may_be_open
-        self._hides_models = hides_models
+        self.hides_models = hides_models
         self._on_stale = on_stale
         self._version: int | None = None
         self._keys: Mapping[str, KeyRecord] = {}
@@ -152,7 +152,7 @@ class Door:
         """Raises ModelNotAllowed, or the ModelNotFound of any unknown name where models hide."""
         if caller.may_use(model):
             return
-        if self._hides_models:
+        if self.hides_models:
             raise model_not_found(model)
         raise ModelNotAllowed(
             f"This API key may not call {model[:256]}; GET /v1/models lists what it may call.",

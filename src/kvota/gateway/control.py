@@ -8,15 +8,17 @@ nothing; requests that are under way keep what they began with.
 
 import importlib.resources
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 
 from kvota.core.errors import ConfigError
+from kvota.gateway.abuse import AbuseSettings
 from kvota.gateway.backends import Backend, Registry
 from kvota.gateway.filters.content import Filters, FilterSettings, load_filters
 from kvota.gateway.live import Live, Rules
+from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.policy.tasks import (
     ENTRY_POINT_GROUP,
     SHIPPED_RULES,
@@ -70,16 +72,12 @@ class Control:
             builder = self._builder(old.settings)
             table = builder.build(entries, backends, old.table, untold=untold)
             self.rollouts.take_in(table)
-            live.now = Rules(
-                settings=old.settings,
-                table=table,
-                filters=old.filters,
-                classifier=old.classifier,
-            )
+            live.now = replace(old, table=table)
 
     def _take(self, settings: GatewaySettings, fleet: Fleet, old: Rules | None) -> Rules:
         check_fleet(fleet, has_own_node=self.own is not None)
         filters, classifier = new_filters(settings), new_classifier(settings)
+        retries, abuse = _retries(settings), _abuse(settings)
         backends = self.registry.build(fleet.backends, environment=self.environment)
         if self.own is not None:
             backends[OWN_NODE] = self.own
@@ -89,7 +87,10 @@ class Control:
         self.registry.adopt(backends)
         self.rollouts.take_in(table)
         self._fleet = fleet
-        return Rules(settings=settings, table=table, filters=filters, classifier=classifier)
+        return Rules(
+            settings=settings, table=table, filters=filters, classifier=classifier,
+            retries=retries, abuse=abuse,
+        )  # fmt: skip
 
     def _builder(self, settings: GatewaySettings) -> RouteBuilder:
         return RouteBuilder(settings, self.chance, created=self.created)
@@ -125,6 +126,19 @@ class Control:
         if backend is self.own and self.own_model is not None:
             return (self.own_model,)
         return backend.state.models
+
+
+def _retries(settings: GatewaySettings) -> RetrySettings:
+    return RetrySettings(attempts_max=settings.attempts_max, budget_ratio=settings.retry_budget)
+
+
+def _abuse(settings: GatewaySettings) -> AbuseSettings:
+    return AbuseSettings(
+        is_on=settings.abuse_watch,
+        key_failures_max=settings.abuse_failures_max,
+        address_failures_max=max(1, settings.abuse_failures_max // 2),
+        block_s=settings.abuse_block_s,
+    )
 
 
 def new_filters(settings: GatewaySettings) -> Filters:

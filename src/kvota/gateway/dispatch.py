@@ -77,7 +77,6 @@ class Dispatcher:
         on_rollback: Callable[[str, Verdict], None],
     ) -> None:
         self._clock = clock
-        self._retries = retries
         self.budget = RetryBudget(retries)
         self._on_attempt = on_attempt
         self._on_rollback = on_rollback
@@ -88,7 +87,7 @@ class Dispatcher:
         """Get the answer from somewhere. Raises what the client is told when nobody has one."""
         now = self._clock.now()
         self.budget.note_request(now)
-        attempts = Attempts(self._retries, self.budget, asked.arrival.deadline_s)
+        attempts = Attempts(rules.retries, self.budget, asked.arrival.deadline_s)
         chain, why = _chain(route, asked, rules, now)
         wanted = _wanted(route, asked, call)
         standing = list(exchange.headers)

@@ -9,8 +9,10 @@ from functools import cached_property
 
 from kvota.core.errors import Refusal, Refused
 from kvota.edge.cutting import CutScope
+from kvota.gateway.abuse import AbuseSettings
 from kvota.gateway.filters.content import Filters
 from kvota.gateway.input_checks import InputLimits
+from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.policy.tasks import Classifier
 from kvota.gateway.routes import RouteTable
 from kvota.gateway.settings import GatewaySettings
@@ -26,6 +28,8 @@ class Rules:
     table: RouteTable
     filters: Filters
     classifier: Classifier
+    retries: RetrySettings
+    abuse: AbuseSettings
 
     @cached_property
     def input_limits(self) -> InputLimits:

@@ -63,6 +63,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     node_silent_s: float = 20.0  # without an answer, before it is killed
 
 
+# What a reload cannot change: what was opened at the start, and what was started.
+READ_ONCE: Final = (
+    "engine", "vllm_command", "vllm_arguments", "database", "state_dir", "limits_store", "journal",
+    "node_growth_max", "node_silent_s",
+)  # fmt: skip
+
+
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of `[[backends]]`: an engine server somewhere."""
 

@@ -131,16 +131,16 @@ class RetrySettings:
 
 
 class RetryBudget:
-    """The token bucket of all requests together. Starts full. O(1)."""
+    """The token bucket of all requests together. Starts full. O(1). `settings` may change."""
 
     def __init__(self, settings: RetrySettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._tokens = settings.budget_burst
         self._filled_s: float | None = None
 
     def note_request(self, now: float) -> None:
         """A request (not a retry of one) begins."""
-        self._fill(self._settings.budget_ratio, now)
+        self._fill(self.settings.budget_ratio, now)
 
     def try_take(self, now: float) -> bool:
         """True: one retry may be made, and is paid for."""
@@ -158,8 +158,8 @@ class RetryBudget:
     def _fill(self, tokens: float, now: float) -> None:
         seconds = 0.0 if self._filled_s is None else max(now - self._filled_s, 0.0)
         self._filled_s = now
-        tokens += seconds * self._settings.budget_floor_per_s
-        self._tokens = min(self._tokens + tokens, self._settings.budget_burst)
+        tokens += seconds * self.settings.budget_floor_per_s
+        self._tokens = min(self._tokens + tokens, self.settings.budget_burst)
 
 
 class Stop(StrEnum):
