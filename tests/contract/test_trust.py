@@ -67,12 +67,10 @@ def test_a_port_for_clients_believes_nobody() -> None:
 def test_weights_decide_who_is_served_next() -> None:
     """The heavier tenant's second request goes before the lighter one's."""
     with live_node(trust_gateway=True, max_running_requests=1) as node:
-        order: list[str] = []
 
         def ask(tenant: str, weight: str) -> None:
             headers: dict[str, Any] = {"x_kvota_tenant": tenant, "x_kvota_weight": weight}
             assert node.post(CHAT, node.chat_body(max_tokens=8), **headers).status == 200
-            order.append(tenant)
 
         with ThreadPoolExecutor() as pool, node.stage.held():
             calls = []
@@ -82,6 +80,7 @@ def test_weights_decide_who_is_served_next() -> None:
             node.stage.gate.open()
             for call in calls:
                 call.result()
+        order = [line["tenant"] for line in lines_of(node, len(calls))]
         assert order.index("b") < len(order) - 1 - order[::-1].index("a")
         assert order[-1] == "a"
 

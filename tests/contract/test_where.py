@@ -4,10 +4,12 @@ import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from kvota.core.clock import ManualClock
 from tests.support.http_client import COMPLETIONS, Reply
 from tests.support.live_node import LiveNode, live_node, until
 
-LONG = {"max_tokens": 500, "ignore_eos": True}
+LONG = {"max_tokens": 900, "ignore_eos": True}
+STEP_S = 0.02  # so that a long one lasts until it is cancelled, also beside a busy test
 
 
 def listed(node: LiveNode, path: str = "/v1/requests") -> dict[str, Any]:
@@ -28,7 +30,7 @@ def asked(node: LiveNode, pool: ThreadPoolExecutor, name: str, **fields: Any) ->
 
 def test_a_request_is_seen_in_line_then_at_work_then_no_more() -> None:
     with live_node(max_running_requests=1) as node, ThreadPoolExecutor() as pool:
-        node.stage.step_s = 0.01
+        node.stage.step_s = STEP_S
         first = asked(node, pool, "first")
         until(lambda: phase_of(node, "first") == "decode", "the first to decode")
         second = asked(node, pool, "second")
@@ -56,7 +58,7 @@ def test_a_stream_in_line_is_told_its_place() -> None:
         live_node(max_running_requests=1, heartbeat_s=0.05) as node,
         ThreadPoolExecutor() as pool,
     ):
-        node.stage.step_s = 0.01
+        node.stage.step_s = STEP_S
         first = asked(node, pool, "first")
         until(lambda: phase_of(node, "first") == "decode", "the first to decode")
         with node.stream(COMPLETIONS, {"prompt": "b", "max_tokens": 2}) as stream:
@@ -68,7 +70,7 @@ def test_a_stream_in_line_is_told_its_place() -> None:
 
 def test_a_cancelled_stream_ends_with_an_error_event_and_frees_its_blocks() -> None:
     with live_node() as node:
-        node.stage.step_s = 0.01
+        node.stage.step_s = STEP_S
         with node.stream(COMPLETIONS, {"prompt": "b", **LONG}, x_request_id="mine") as stream:
             stream.next_text()
             assert node.http.delete("/admin/requests/mine").status_code == 200
@@ -78,11 +80,13 @@ def test_a_cancelled_stream_ends_with_an_error_event_and_frees_its_blocks() -> N
 
 
 def test_a_node_that_is_stuck_says_once_where_and_once_that_it_moves_again() -> None:
-    with live_node(stuck_after_s=0.05) as node, ThreadPoolExecutor() as pool:
+    clock = ManualClock(50.0)
+    with live_node(clock=clock, stuck_after_s=5.0) as node, ThreadPoolExecutor() as pool:
         with node.stage.held() as gate:
             asking = asked(node, pool, "mine", max_tokens=3)
             gate.wait_for_step()
-            until(lambda: node.get("/ready").status == 503, "it to be called stuck")
+            clock.advance(6.0)
+            assert node.get("/ready").status == 503
             assert node.get("/ready").error["code"] == "engine_restarting"
             until(lambda: "engine stuck" in node.log, "the log to hear of it")
         assert asking.result().status == 200
@@ -91,5 +95,5 @@ def test_a_node_that_is_stuck_says_once_where_and_once_that_it_moves_again() -> 
     lines = [json.loads(line) for line in node.log.splitlines()]
     [stuck] = [line for line in lines if line["event"] == "engine stuck"]
     assert (stuck["running"], stuck["waiting"]) == (1, 0)
-    assert stuck["seconds_without_step"] >= 0
+    assert stuck["seconds_without_step"] >= 5
     assert [line["event"] for line in lines].count("engine moves") == 1

@@ -244,6 +244,6 @@ async def test_the_watcher_hears_of_each_answer(backend: FakeBackend, tmp_path: 
     target: Target = await find_target(backend.url, None)
     plan = plan_for(recorded, target)
     await asyncio.wait_for(
-        replay(plan, target, {"default": None}, SLO, on_ended=heard.append), timeout=30
+        replay(plan, target, {"default": None}, SLO, on_ended=heard.append), timeout=60
     )
     assert len(heard) == 2
