@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvota.core.request import Band
 from kvota.gateway.caller import KeyLimits
 from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
@@ -326,6 +327,25 @@ async def test_names_that_clients_make_up_grow_no_series(world: GatewayWorld) ->
             x_request_id=f"r{number}",
         )
     assert (await world.get("/metrics")).content.count(b"\n") - before <= 5
+
+
+async def test_log_and_journal_say_in_which_lane_and_band_a_request_was(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    entry = vllm_entry("a", backend)
+    async with gateway_world(entry, models=[model_of("chat", "a")], journal=str(journal)) as world:
+        held_to_batch = await world.key(band_max=Band.BATCH)
+        key = await world.key()
+        await world.chat(key=key)
+        await world.chat(key=key, headers={"x_kvota_priority": "batch"})
+        await world.chat(key=held_to_batch)
+        await until(lambda: world.log.count('"event": "request"') == 3)
+        logged = [json.loads(line) for line in world.log.splitlines() if '"request"' in line]
+    bands = ["interactive", "batch", "batch"]
+    assert [(one["lane"], one["band"]) for one in logged] == [("short", band) for band in bands]
+    lines = read_journal(journal.read_text().splitlines())
+    assert [line.band for line in lines] == bands
 
 
 async def test_the_journal_has_lengths_and_no_words(backend: FakeBackend, tmp_path: Path) -> None:

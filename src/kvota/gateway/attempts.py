@@ -32,7 +32,7 @@ from kvota.gateway.question import Question
 from kvota.gateway.routes import Target
 from kvota.gateway.upstream.counting import estimate
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
-from kvota.gateway.upstream.foreign_desk import ticket_of
+from kvota.gateway.upstream.foreign_desk import Place, ticket_of
 from kvota.gateway.upstream.outgoing import outgoing_body, outgoing_headers, renamed_body
 from kvota.gateway.upstream.passage import Ask
 from kvota.gateway.upstream.relay import Relay, while_client_stays
@@ -169,7 +169,7 @@ class Attempt:
             self._admitted(max_tokens) as place,
         ):
             if place is not None:
-                self._note_queue(place.queued_s)
+                self._note_place(place)
             async with backend.upstream.open(
                 asked.path, body, headers, deadline_s=asked.arrival.deadline_s
             ) as reply:
@@ -215,9 +215,11 @@ class Attempt:
         )
         return desk.admitted(ticket, asked.arrival.client_id)
 
-    def _note_queue(self, queued_s: float) -> None:
-        self._call.queued_s = queued_s
-        header = (b"x-kvota-queue-ms", b"%d" % round(1000 * queued_s))
+    def _note_place(self, place: Place) -> None:
+        desk, call = self._target.backend.desk, self._call
+        assert desk is not None
+        call.lane, call.queued_s = desk.lane(place.ticket.id).value, place.queued_s
+        header = (b"x-kvota-queue-ms", b"%d" % round(1000 * call.queued_s))
         self._exchange.headers.append(header)
 
     def _bridged(self) -> AbstractAsyncContextManager[None]:

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final
 
 from kvota.core.errors import Outcome, Refusal
+from kvota.core.request import Band
 from kvota.edge.trust import Course
 from kvota.gateway.caller import Caller
 from kvota.telemetry.trace import TraceContext
@@ -33,6 +34,8 @@ class Call:
     address: str | None
     work: Work = Work.GENERATION
     caller: Caller | None = None
+    band: Band | None = None  # as it was let in
+    lane: str | None = None  # at a desk of the gateway's own
     model: str = UNKNOWN  # the public name that answered, or was meant to
     task: str | None = None
     is_stream: bool = False

@@ -108,6 +108,7 @@ class Endpoint(ABC):
             raise going_away()
         caller = parts.entrance.admit(exchange.request_headers, call)
         arrival = parts.arrivals.make(call.id, call.arrived_s, exchange.request_headers)
+        call.band = caller.band(arrival.band)
         return caller, arrival, await exchange.body()
 
 

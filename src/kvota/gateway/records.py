@@ -94,7 +94,6 @@ class Records:
 
     def _journal_line(self, call: Call) -> JournalLine:
         caller = call.caller
-        band = Band.INTERACTIVE if caller is None else caller.band_max
         return JournalLine(
             v=VERSION,
             at=self._unix_time() - call.total_s,
@@ -107,7 +106,7 @@ class Records:
             endpoint=call.endpoint,
             backend=call.backend,
             tenant="" if caller is None else caller.tenant,
-            band=_BANDS[band],
+            band=_BANDS[call.band or Band.INTERACTIVE],
             streamed=call.is_stream,
             n=call.num_choices,
             max_tokens=call.max_tokens,
@@ -157,6 +156,8 @@ def _course(call: Call) -> dict[str, Any]:
     if course is None:
         held = call.kv_block_seconds(BLOCK_SIZE) or None
         return {
+            "lane": call.lane,
+            "band": None if call.band is None else _BANDS[call.band],
             "time_per_output_token_s": _rounded(call.time_per_output_token_s),
             "kv_block_s": _rounded(held),
         }
