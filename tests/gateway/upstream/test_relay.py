@@ -424,6 +424,33 @@ async def test_a_failure_before_content_reaches_nobody_and_may_be_tried_elsewher
     assert len(world.backend.generations) == 1, "nothing is sent twice"
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(("error", "wanted"), [
+    ({"message": "no credit", "code": 402}, AttemptFailed),
+    ({"message": "too long", "code": 400}, RejectedByBackend),
+])  # fmt: skip
+async def test_an_error_with_a_good_status_is_told_as_one(
+    world: World, error: dict[str, Any], wanted: type[Exception], is_stream: bool
+) -> None:
+    async def script(asked: fake.Received, wire: Wire) -> None:
+        await wire.json({"error": error})
+
+    world.backend.script = script
+    with pytest.raises(wanted, match=error["message"]):
+        await (world.stream() if is_stream else world.collect())
+
+
+async def test_the_content_type_may_be_written_in_any_case(world: World) -> None:
+    async def script(asked: fake.Received, wire: Wire) -> None:
+        await wire.head(content_type="Text/Event-Stream; Charset=UTF-8")
+        for event in fake.events(asked.path):
+            await wire.send(event)
+        await wire.end()
+
+    world.backend.script = script
+    assert text_of(await world.stream()) == TEXT
+
+
 async def test_an_error_in_older_vllms_form_is_one(world: World) -> None:
     said = b'data: {"object": "error", "message": "out of memory", "code": 500}\n\n'
     world.backend.script = fake.says(said, fake.DONE)

@@ -24,7 +24,7 @@ from kvota.core.errors import ClientClosed, RequestTimeout
 from kvota.edge.cutting import CutScope
 from kvota.edge.exchange import Exchange
 from kvota.gateway.upstream.assembly import AssembledBody, Assembler, decode_body
-from kvota.gateway.upstream.chunks import BackendUsage
+from kvota.gateway.upstream.chunks import BackendUsage, decode_chunk
 from kvota.gateway.upstream.connection import UpstreamReply
 from kvota.gateway.upstream.failures import (
     AttemptFailed,
@@ -104,7 +104,8 @@ class Relay:
         self._num_held = 0
         self._is_over = False
         self.read_s: float | None = None  # when the latest of the answer came
-        self._is_whole = reply.headers.get("content-type", "").startswith("application/json")
+        self._kind = reply.headers.get("content-type", "nothing").lower()  # in any case: RFC 9110
+        self._is_whole = self._kind.startswith("application/json")
 
     @property
     def tally(self) -> Tally:
@@ -122,11 +123,11 @@ class Relay:
         """Wait for the first content. Raises AttemptFailed, RejectedByBackend, RequestTimeout."""
         if self._is_whole:
             if self._ask.is_stream:
+                self._said_whole(await self._reply.error_body())
                 raise self._malformed("answered a request for a stream with one body")
             return
-        kind = self._reply.headers.get("content-type", "nothing")
-        if not kind.startswith("text/event-stream"):
-            raise self._malformed(f"answered with {kind[:100]} where a stream was due")
+        if not self._kind.startswith("text/event-stream"):
+            raise self._malformed(f"answered with {self._kind[:100]} where a stream was due")
         while not (self._passage.has_content or self._is_over):
             await self._more()
             if self._num_held > _HELD_BYTES_MAX and not self._passage.has_content:
@@ -220,6 +221,13 @@ class Relay:
             before_first_byte=not self._passage.has_content,
         )
 
+    def _said_whole(self, content: bytes) -> None:
+        """Raises where a body with a good status is an error: OpenRouter, and others."""
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            if (chunk := decode_chunk(content)).is_error:
+                error = chunk.error if bytes(chunk.error) else msgspec.Raw(content)
+                raise self._said_error(ErrorEvent(error))
+
     async def _linger(self) -> None:
         """Read the few bytes that end the answer, so that its connection can be used again."""
         with contextlib.suppress(TimeoutError, AttemptFailed, RequestTimeout):
@@ -264,6 +272,7 @@ class Relay:
 
     async def _collect_whole(self) -> AssembledBody:
         content = await self._reply.body()
+        self._said_whole(content)
         try:
             body = decode_body(content)
             usage = msgspec.convert(body.usage or {}, BackendUsage)
