@@ -25,7 +25,10 @@ class PromptTokenizer:
         """Raises ModelError for a chat template that does not compile."""
         self._tokenizer = tokenizer
         self._template = ChatTemplate(
-            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            tokenizer.chat_template,
+            tool_source=tokenizer.tool_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
         )
 
     def count_text(self, text: str) -> int:

@@ -178,6 +178,13 @@ def test_turn_ends_are_the_declared_ids_and_the_known_control_tokens() -> None:
     assert tokenizer(bpe_metadata(eot_token_id=5, eom_token_id=6)).eos_ids == {5, 6, end}
 
 
+def test_the_template_for_tools_is_kept_beside_the_usual_one() -> None:
+    keys = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T"}
+    made = tokenizer({**bpe_metadata(), **keys})
+    assert (made.chat_template, made.tool_template) == ("D", "T")
+    assert tokenizer(bpe_metadata()).tool_template is None
+
+
 def test_a_role_beyond_the_vocabulary_is_absent() -> None:
     assert tokenizer(bpe_metadata(bos_token_id=99_999, add_bos_token=True)).bos_id is None
 

@@ -56,6 +56,7 @@ def test_roles_missing_from_the_configuration_come_from_the_map(folder: Path) ->
         ({"eos_token_id": 0}, {}, {0, 2}),
         ({"eos_token_id": None}, {"eos_token_id": 5}, {2, 5}),
         ({}, {"eos_token_id": [5, 6]}, {2, 5, 6}),
+        ({"eos_token_id": [0, -1, 300, 2**40]}, {}, {0, 2}),  # no token has these: none can come
         ({}, {}, {2}),
     ],
 )
@@ -84,7 +85,7 @@ def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
 
 def test_a_file_that_is_no_object_is_named(folder: Path) -> None:
     (folder / "generation_config.json").write_text("[]")
-    with pytest.raises(ModelError, match=r"generation_config\.json must hold a JSON object"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: holds a list, not an object"):
         read_hf_tokenizer(folder)
 
 
@@ -126,6 +127,42 @@ def test_of_several_chat_templates_the_default_is_taken(folder: Path) -> None:
     assert read_with(folder, chat_template=several[:1]).chat_template is None
 
 
+def test_the_template_for_tools_is_kept_beside_the_default(folder: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    assert read_with(folder, chat_template=several).tool_template == "T"
+    assert read_with(folder, chat_template="D").tool_template is None
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("F")
+    parts = read_with(folder, chat_template=several)
+    assert (parts.chat_template, parts.tool_template) == ("D", "F")
+
+
 def test_a_template_file_wins_over_the_configuration(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("é{{ messages }}", encoding="utf-8")
     assert read_hf_tokenizer(folder).chat_template == "é{{ messages }}"
+
+
+@pytest.mark.parametrize("wrong", [1.5, "2", True, {"id": 2}, [2, "3"], [[2]], [None]])
+def test_an_end_that_is_no_token_id_is_named(folder: Path, wrong: Any) -> None:
+    edit(folder / "generation_config.json", eos_token_id=wrong)
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id"):
+        read_hf_tokenizer(folder)
+
+
+@pytest.mark.parametrize("wrong", [[None], [{"name": "default"}], [{"template": "T"}], [3]])
+def test_a_list_of_templates_that_is_none_is_named(folder: Path, wrong: Any) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template"):
+        read_with(folder, chat_template=wrong)
+
+
+def test_a_template_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja"):
+        read_hf_tokenizer(folder)
+
+
+def test_a_configuration_that_nests_without_end_is_named(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
+        read_hf_tokenizer(folder)

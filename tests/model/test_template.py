@@ -176,6 +176,14 @@ def test_a_template_that_knows_tools_is_given_them() -> None:
     assert made.render([USER], tools=[]) == "[user]hi"
 
 
+def test_a_template_for_tools_is_used_when_there_are_tools_and_only_then() -> None:
+    made = template(PLAIN, tool_source=KNOWS_TOOLS)
+    assert made.render([USER], tools=[TOOL]) == template(KNOWS_TOOLS).render([USER], tools=[TOOL])
+    assert made.render([USER]) == made.render([USER], tools=[]) == template(PLAIN).render([USER])
+    with pytest.raises(ModelError):
+        template(PLAIN, tool_source="{% if %}")
+
+
 @pytest.mark.parametrize("arguments", ['{"zone": "CET"}', {"zone": "CET"}])
 def test_arguments_are_objects_where_the_template_prints_json(arguments: Any) -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}

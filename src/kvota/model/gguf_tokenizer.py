@@ -209,6 +209,7 @@ def _with_roles(
         pad_id=role("padding"),
         eos_ids=frozenset(named | declared),
         chat_template=metadata.get("tokenizer.chat_template"),
+        tool_template=metadata.get("tokenizer.chat_template.tool_use"),
     )
 
 

@@ -3,12 +3,12 @@
 tokenizer.json             the vocabulary and how it merges; the only file that must exist
 tokenizer_config.json      names of the special tokens, chat template
 special_tokens_map.json    the same names, where the config leaves them out
-chat_template.jinja        newer exports keep the template here
+chat_template.jinja        newer exports keep the template here, and further ones, by name,
+                           in additional_chat_templates/
 generation_config.json     every id that ends a turn; config.json where it is missing
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from typing import Any
 import tokenizers
 
 from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
+from kvota.model.hf_config import read_json
 from kvota.model.tokenizer_parts import TokenizerParts
 
 # Only these classes rebuild what frames a prompt from add_bos_token and add_eos_token; for all
 # others tokenizer.json alone decides.
 _FRAMED_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
+_MORE_TEMPLATES = "additional_chat_templates"
+_ID_END = 2**32  # the tokenizer library takes no higher id
 
 
 def read_hf_tokenizer(directory: Path) -> TokenizerParts:
@@ -31,6 +35,8 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     if names.config_class.startswith(_FRAMED_BY_CONFIG):
         prefix = _override(prefix, wanted=names.config.get("add_bos_token"), token=names.bos)
         suffix = _override(suffix, wanted=names.config.get("add_eos_token"), token=names.eos)
+    templates = _chat_templates(directory, names.config)
+    ends = {names.eos, *_turn_ends(directory)}
     return TokenizerParts(
         core=core,
         prefix=prefix,
@@ -38,8 +44,9 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
         bos_id=names.bos,
         eos_id=names.eos,
         pad_id=names.token_id("pad_token"),
-        eos_ids=frozenset(_turn_ends(directory, names.eos)),
-        chat_template=_chat_template(directory, names.config),
+        eos_ids=frozenset(i for i in ends if i is not None and core.id_to_token(i) is not None),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
     )
 
 
@@ -104,34 +111,52 @@ def _override(stored: tuple[int, ...], *, wanted: Any, token: int | None) -> tup
     return (token,) if wanted and token is not None else ()
 
 
-def _turn_ends(directory: Path, eos: int | None) -> Iterator[int]:
-    if eos is not None:
-        yield eos
-    generation = _read_json(directory / "generation_config.json")
-    listed = generation.get("eos_token_id")
-    if listed is None:
-        listed = _read_json(directory / "config.json").get("eos_token_id")
-    yield from [listed] if isinstance(listed, int) else listed or ()
+def _turn_ends(directory: Path) -> list[int]:
+    """The ids that the model's settings end a turn with; some of them may be no token's."""
+    for name in ("generation_config.json", "config.json"):
+        settings = Settings(_read_json(directory / name), str(directory / name))
+        stated = settings.get("eos_token_id")
+        if stated is None:
+            continue
+        listed = stated if isinstance(stated, list) else [stated]
+        if not all(type(token_id) is int for token_id in listed):
+            raise settings.wrong("eos_token_id", "a token id or a list of them")
+        return [token_id for token_id in listed if 0 <= token_id < _ID_END]
+    return []
 
 
-def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The template as text; of several named ones, the one called default."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
+def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates by name, "default" the usual one. A file wins over the configuration."""
+    templates = _configured_templates(directory, config)
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in (directory / _MORE_TEMPLATES).glob("*.jinja")}
+    for name, path in files.items():
+        if path.is_file():
+            templates[name] = _read_text(path)
+    return templates
+
+
+def _configured_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    stated = config.get("chat_template")
+    if isinstance(stated, str):
+        return {"default": stated}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in stated or ()}
+    except (TypeError, KeyError):
+        path = directory / "tokenizer_config.json"
+        raise ModelError(
+            f"{path}: chat_template must be a text, or a list of objects with name and template."
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
         return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: is not UTF-8 text.") from error
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold a JSON object.")
-    return content
+    return read_json(path) if path.is_file() else {}

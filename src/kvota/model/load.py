@@ -39,7 +39,7 @@ class LoadedModel:
 
     @property
     def tool_format(self) -> ToolFormat:
-        return tool_format(self.tokenizer.chat_template)
+        return tool_format(self.tokenizer.tool_template or self.tokenizer.chat_template)
 
     @property
     def hidden_ids(self) -> frozenset[int]:
@@ -110,7 +110,10 @@ def _template(tokenizer: Tokenizer, path: Path) -> ChatTemplate | None:
         return None
     try:
         return ChatTemplate(
-            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            tokenizer.chat_template,
+            tool_source=tokenizer.tool_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
         )
     except ModelError as error:
         raise ModelError(f"{path}: {error.message}") from error

@@ -62,11 +62,15 @@ class ChatTemplate:
         self,
         source: str | None,
         *,
+        tool_source: str | None = None,
         bos_token: str | None,
         eos_token: str | None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Raises ModelError for a template that does not compile."""
+        """`tool_source` is rendered instead when a request brings tools, for models that keep two.
+
+        Raises ModelError for a template that does not compile.
+        """
         self._names = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._template: Template | None = None
         self._tests_for_none = source is not None and bool(_TESTS_FOR_NONE.search(source))
@@ -76,6 +80,11 @@ class ChatTemplate:
         shown = (form for form in _CALL_FORMS if self._shows_call(*form))
         self._wants_objects, self._wants_short_ids = next(shown, _CALL_FORMS[0])
         self._tool_prompt_role = "system" if self._allows_system() else "user"
+        self._for_tools: ChatTemplate | None = None
+        if tool_source is not None:
+            self._for_tools = ChatTemplate(
+                tool_source, bos_token=bos_token, eos_token=eos_token, now=now
+            )
 
     def render(
         self,
@@ -90,6 +99,10 @@ class ChatTemplate:
         `extra` are further variables for the template (`chat_template_kwargs`): JSON values. Raises
         InvalidRequest with the template's own words when it refuses the messages.
         """
+        if tools and self._for_tools:
+            return self._for_tools.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
+            )
         variables = _checked_extra(extra or {})
         prepared = self._prepared([dict(message) for message in messages], tools or ())
         return self._render(

@@ -41,6 +41,7 @@ class Tokenizer:
         self.bos_id = parts.bos_id
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
+        self.tool_template = parts.tool_template
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer":
