@@ -69,7 +69,7 @@ def test_a_killed_node_hangs_nobody_and_answers_again_after_its_load_time(
             assert "[DONE]" not in reply.events
     assert int(again.text()) != before
     # The machine is shared: what must hold is that nothing but loading takes the time.
-    assert away_s < 3 * load_s + 10, f"loads in {load_s:.1f} s and was away for {away_s:.1f} s"
+    assert away_s < 3 * load_s + 30, f"loads in {load_s:.1f} s and was away for {away_s:.1f} s"
     until(lambda: server.metric("kvota_gateway_requests_open") == 0, "all to have ended")
     assert server.metric("kvota_gateway_node_starts") == 2
 

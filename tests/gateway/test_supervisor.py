@@ -19,7 +19,7 @@ from kvota.gateway.node_probe import NodeProbe
 from kvota.gateway.supervisor import Child, NeverServed, Supervisor
 from kvota.telemetry.log import new_log
 
-BOUNDS = Bounds(stuck_patience_s=0.5, silent_patience_s=1.0, drain_timeout_s=5.0)
+BOUNDS = Bounds(stuck_patience_s=0.5, silent_patience_s=2.0, drain_timeout_s=5.0)
 PATIENCE_S = 60.0
 
 
@@ -68,8 +68,8 @@ class Watched:
     async def behave(self, how: str) -> None:
         connector = aiohttp.UnixConnector(str(self.socket))
         async with aiohttp.ClientSession(connector=connector) as session:
-            with suppress(TimeoutError, aiohttp.ClientError):
-                async with asyncio.timeout(1.0):
+            with suppress(aiohttp.ClientError):  # it may be silent before its answer is out
+                async with asyncio.timeout(PATIENCE_S):
                     await (await session.post("http://node/behave", data=how)).read()
 
 

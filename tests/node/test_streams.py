@@ -233,7 +233,7 @@ async def test_a_slow_reader_gets_fewer_longer_chunks_and_the_same_text() -> Non
     await call.until(lambda reply: len(reply.pieces) == 1)
     call.may_send.clear()
     stream.push(delta(request, "1"))
-    await asyncio.sleep(SOON_S)  # the application is now stuck in its send
+    await call.until_held()
     for number in range(2, 9):
         stream.push(delta(request, str(number)))
     stream.push(delta(request, "9", finish=FinishReason.STOP), ended(request, output=10))

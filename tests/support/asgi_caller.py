@@ -71,6 +71,7 @@ class Call:
         self.reply = Reply()
         self.may_send = asyncio.Event()
         self.may_send.set()
+        self._is_held = asyncio.Event()
         self._body = list(body)
         self._is_whole = is_whole
         self._gone = asyncio.Event()
@@ -87,6 +88,11 @@ class Call:
             async with asyncio.timeout(60):
                 await self._changed.wait_for(lambda: met(self.reply))
 
+    async def until_held(self) -> None:
+        """Wait until the application stands in a send that `may_send` holds up."""
+        async with asyncio.timeout(60):
+            await self._is_held.wait()
+
     async def end(self) -> Reply:
         """Wait until the application has ended the request."""
         async with asyncio.timeout(60):
@@ -102,7 +108,9 @@ class Call:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        await self.may_send.wait()
+        if not self.may_send.is_set():
+            self._is_held.set()
+            await self.may_send.wait()
         async with self._changed:
             self._note(message)
             self._changed.notify_all()

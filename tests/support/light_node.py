@@ -30,6 +30,7 @@ from kvota.edge.trust import UsageReport
 MODEL = "light"
 CHUNK_EVERY_S = 0.02
 FAT_BYTES = 100_000_000
+MUTE_AFTER_S = 0.1
 
 
 class LightNode:
@@ -78,7 +79,8 @@ class LightNode:
         if how == "stuck":
             self.is_stuck = True
         elif how == "mute":
-            time.sleep(3600)  # noqa: ASYNC251 - the whole loop is meant to hang
+            # The whole loop is meant to hang, once this is answered.
+            asyncio.get_running_loop().call_later(MUTE_AFTER_S, time.sleep, 3600)
         elif how == "fat":
             self.fat = os.urandom(FAT_BYTES)
         return Response()

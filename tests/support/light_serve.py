@@ -104,7 +104,7 @@ def plan(config: Path | None, behave: str, drain_timeout_s: float) -> ServePlan:
         return (*node, "--behave", behave) if behave else node
 
     gateway, fleet = read()
-    bounds: dict[str, Any] = {"stuck_patience_s": 0.5, "silent_patience_s": 1.0}
+    bounds: dict[str, Any] = {"stuck_patience_s": 0.5, "silent_patience_s": 2.0}
     return ServePlan(
         host="127.0.0.1", port=0, drain_timeout_s=drain_timeout_s, edge=EdgeSettings(),
         gateway=gateway, fleet=fleet, read=read, environment=os.environ,
