@@ -110,12 +110,30 @@ async def test_parts_and_string_give_the_same_prompt(role: str) -> None:
     assert first.prompt == second.prompt
 
 
-async def test_a_final_message_can_be_continued() -> None:
+@pytest.mark.parametrize(
+    "begun", ["Once upon", "Once upon ", "```json\n", "<", "end", "im", "\n|", "assistant", " \n x"]
+)
+async def test_a_final_message_is_continued_where_it_ends(begun: str) -> None:
     node = make_node(says("x"))
-    final = {"role": "assistant", "content": "Once upon "}
+    final = {"role": "assistant", "content": begun}
     await node.chat(messages=[*USER, final], continue_final_message=True)
-    text = node.served.tokenizer.decode(node.runner.requests[0].prompt)
-    assert text.endswith("assistant\nOnce upon")
+    text = node.served.tokenizer.decode(node.runner.requests[0].prompt, skip_special_tokens=False)
+    assert text == f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{begun}"
+
+
+@pytest.mark.parametrize("begun", ["", " \n"])
+async def test_nothing_cannot_be_continued(begun: str) -> None:
+    final = {"role": "assistant", "content": begun}
+    reply = await make_node(says("x")).chat(messages=[*USER, final], continue_final_message=True)
+    assert (reply.status, reply.error["param"]) == (400, "continue_final_message")
+
+
+async def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", bos_token=None, eos_token=None)
+    node = make_node(says("x"), served=tiny_served(template=template))
+    final = {"role": "assistant", "content": "Once"}
+    reply = await node.chat(messages=[*USER, final], continue_final_message=True)
+    assert (reply.status, reply.error["param"]) == (400, "continue_final_message")
 
 
 # --- limits

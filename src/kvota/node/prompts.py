@@ -16,6 +16,8 @@ from kvota.wire.openai import ChatRequest, CompletionRequest
 
 T = TypeVar("T")
 
+_FINAL_END = "kvota-final-message-ends-here"
+
 
 class ChatPrompt:
     """The messages of one chat request, ready to be rendered. Raises InvalidRequest at once."""
@@ -52,27 +54,34 @@ class ChatPrompt:
         return self._model.tokenizer.encode(text, add_special_tokens=self._adds_special)
 
     def text(self) -> str:
-        rendered = _blaming(
+        return self._open_ended() if self._continues else self._rendered(self._messages)
+
+    def _open_ended(self) -> str:
+        """The prompt up to the last character of the last message, so that the answer goes on.
+
+        Found by a mark behind it: its own text may occur in what the template writes after it,
+        and its last spaces and line breaks belong to what the client began.
+        """
+        *earlier, final = self._messages
+        marked = {**final, "content": final["content"] + _FINAL_END}
+        text, mark, _ = self._rendered([*earlier, marked]).rpartition(_FINAL_END)
+        if not mark or not final["content"].strip():
+            raise InvalidRequest(
+                "`continue_final_message` needs a last message whose text the template keeps.",
+                param="continue_final_message",
+            )
+        return text
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return _blaming(
             "messages",
             lambda: self._template.render(
-                self._messages,
+                messages,
                 tools=self._tools,
                 add_generation_prompt=self._prompts_answer,
                 extra=self._extra,
             ),
         )
-        return self._cut_after_final_message(rendered) if self._continues else rendered
-
-    def _cut_after_final_message(self, rendered: str) -> str:
-        """Without what the template writes after the last message, so that it can go on."""
-        final = self._messages[-1]["content"].strip()
-        end = rendered.rfind(final)
-        if not final or end < 0:
-            raise InvalidRequest(
-                "`continue_final_message` needs a last message whose text the template keeps.",
-                param="continue_final_message",
-            )
-        return rendered[: end + len(final)]
 
 
 async def encode_texts(
