@@ -1,11 +1,15 @@
-"""Deltas that wait together become one, without losing anything."""
+"""Deltas that wait together become one, without losing anything; what ended a choice is named."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from kvota.core.request import Delta, FinishReason, PromptRead, TokenLogprobs
+from kvota.core.request import Delta, FinishReason, PromptRead, Request, TokenLogprobs
 from kvota.node.answer import coalesced, joined, usage_of
+from tests.support.http import ended, make_node
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=2), st.integers(0, 9))))
@@ -42,3 +46,23 @@ def test_lists_join_and_nothing_stays_unset() -> None:
     some: list[list[int] | UnsetType] = [[1], UNSET, [2]]
     assert joined(some) == [1, 2]
     assert joined([part for part in some if part is UNSET]) is UNSET
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat", "complete"])
+@pytest.mark.parametrize(
+    ("matched", "expected"),
+    [("END", "END"), ("7", "7"), (9, 9), (0, 0), (2, None), (None, None)],
+)
+async def test_the_clients_own_stop_is_named(
+    path: str, stream: bool, matched: str | int | None, expected: str | int | None
+) -> None:
+    def script(request: Request) -> list[Any]:
+        end = Delta(0, "a", [70], finish=FinishReason.STOP, matched_stop=matched)
+        return [PromptRead(0), end, ended(request, output=1)]
+
+    call = getattr(make_node(script), path)
+    reply = await call(stop=["END", "7"], stop_token_ids=[9, 0], stream=stream)
+    body = reply.chunks[-1] if stream else reply.json
+    assert body["choices"][0].get("stop_reason") == expected
+    assert body["choices"][0]["finish_reason"] == "stop"

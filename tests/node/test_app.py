@@ -11,6 +11,8 @@ from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
+USER = {"role": "user", "content": "hi"}
+
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"),
@@ -229,6 +231,14 @@ async def test_long_prompts_are_tokenized_away_from_the_event_loop() -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/tokenize", {"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
+        ("/tokenize", {"messages": [USER], "documents": [{"text": "a"}]}, "documents"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        (
+            "/tokenize",
+            {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

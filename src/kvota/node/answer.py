@@ -4,14 +4,14 @@ A finished body is the fold of the very chunks that a stream would have sent, so
 disagree. `chunks()` makes them, `completed()` folds them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
 from kvota.core.request import Delta, PromptRead
-from kvota.wire.responses import ChatChunk, Completion, PromptTokensDetails, Usage
+from kvota.wire.responses import ChatChunk, Completion, PromptTokensDetails, StopReason, Usage
 
 T = TypeVar("T")
 Chunk = ChatChunk | Completion
@@ -49,6 +49,16 @@ def usage_of(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> Usag
         total_tokens=prompt_tokens + output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens),
     )
+
+
+def stop_reason(delta: Delta, stop_ids: Collection[int]) -> StopReason:
+    """The stop string, or which of the client's `stop_ids`, ended a choice; else UNSET.
+
+    The model's own end of text is no client's stop.
+    """
+    matched = delta.matched_stop
+    is_clients = isinstance(matched, str) or matched in stop_ids
+    return matched if matched is not None and is_clients else UNSET
 
 
 def joined(lists: Sequence[list[T] | UnsetType]) -> list[T] | UnsetType:

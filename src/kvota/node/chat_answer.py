@@ -7,7 +7,7 @@ from typing import cast
 from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, FinishReason, PromptRead
-from kvota.node.answer import Chunk, Heading, joined
+from kvota.node.answer import Chunk, Heading, joined, stop_reason
 from kvota.node.logprobs import TokenNames, chat_logprobs, vllm_prompt_logprobs
 from kvota.node.served import DeltaSplitter
 from kvota.wire.responses import (
@@ -33,6 +33,7 @@ class ChatWish:
     logprobs: bool
     prompt_logprobs: bool
     token_ids: bool
+    stop_ids: frozenset[int] = frozenset()  # those the client named
     new_splitter: Callable[[], DeltaSplitter] | None = None  # set when tools may be called
 
 
@@ -101,8 +102,14 @@ class ChatAnswer:
                 chunks[0].token_ids = list(delta.token_ids)
         if delta.finish is not None:
             reason = choice.finish_reason(delta.finish)
-            end = ChatChunkChoice(index=delta.choice, delta=ChatDelta(), finish_reason=reason)
-            chunks.append(end)
+            chunks.append(
+                ChatChunkChoice(
+                    index=delta.choice,
+                    delta=ChatDelta(),
+                    finish_reason=reason,
+                    stop_reason=stop_reason(delta, wish.stop_ids),
+                )
+            )
         return chunks
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
@@ -139,7 +146,7 @@ class _Choice:
 
 
 def _folded(index: int, parts: Sequence[ChatChunkChoice]) -> ChatChoice:
-    finish = [part.finish_reason for part in parts if part.finish_reason is not None]
+    finish = [part for part in parts if part.finish_reason is not None]
     assert len(finish) == 1, f"choice {index} ended {len(finish)} times"
     calls = _folded_calls(parts)
     content = "".join(part.delta.content for part in parts if part.delta.content)
@@ -149,7 +156,8 @@ def _folded(index: int, parts: Sequence[ChatChunkChoice]) -> ChatChoice:
         index=index,
         message=ChatMessage(content=None if calls and not content else content, tool_calls=calls),
         logprobs=ChatLogprobs(logprobs) if has_logprobs else None,
-        finish_reason=finish[0],
+        finish_reason=str(finish[0].finish_reason),
+        stop_reason=finish[0].stop_reason,
         token_ids=joined([part.token_ids for part in parts]),
     )
 

@@ -7,7 +7,7 @@ from typing import cast
 from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, PromptRead
-from kvota.node.answer import Chunk, Heading, joined
+from kvota.node.answer import Chunk, Heading, joined, stop_reason
 from kvota.node.logprobs import CompletionLogprobWriter, TokenNames, vllm_prompt_logprobs
 from kvota.wire.responses import (
     Completion,
@@ -27,6 +27,7 @@ class CompletionWish:
     logprobs: bool
     prompt_logprobs: bool
     token_ids: bool
+    stop_ids: frozenset[int] = frozenset()  # those the client named
 
 
 class CompletionAnswer:
@@ -111,7 +112,12 @@ class CompletionAnswer:
             )
         if delta.finish is not None:
             choices.append(
-                CompletionChoice(index=number, text="", finish_reason=delta.finish.value)
+                CompletionChoice(
+                    index=number,
+                    text="",
+                    finish_reason=delta.finish.value,
+                    stop_reason=stop_reason(delta, wish.stop_ids),
+                )
             )
         return choices
 
@@ -127,14 +133,15 @@ class CompletionAnswer:
 
 
 def _folded(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
-    finish = [part.finish_reason for part in parts if part.finish_reason is not None]
+    finish = [part for part in parts if part.finish_reason is not None]
     assert len(finish) == 1, f"choice {index} ended {len(finish)} times"
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     return CompletionChoice(
         index=index,
         text="".join(part.text for part in parts),
         logprobs=_joined_logprobs(logprobs) if logprobs else None,
-        finish_reason=finish[0],
+        finish_reason=finish[0].finish_reason,
+        stop_reason=finish[0].stop_reason,
         token_ids=joined([part.token_ids for part in parts]),
         prompt_token_ids=joined([part.prompt_token_ids for part in parts]),
         prompt_logprobs=joined([part.prompt_logprobs for part in parts]),

@@ -90,6 +90,7 @@ class Intake:
             logprobs=body.logprobs is True,
             prompt_logprobs=body.prompt_logprobs is not None,
             token_ids=bool(body.return_token_ids),
+            stop_ids=frozenset(body.stop_token_ids or ()),
             new_splitter=tools.new_splitter if tools else None,
         )
         heading = Heading(id=f"chatcmpl-{arrival.id}", created=arrival.created, model=model.name)
@@ -208,6 +209,7 @@ def _completion_wish(body: CompletionRequest) -> CompletionWish:
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
+        stop_ids=frozenset(body.stop_token_ids or ()),
     )
 
 

@@ -7,7 +7,7 @@ from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import plan_tools
 from kvota.node.workbench import Workbench
-from kvota.wire.checks import check_token_ids
+from kvota.wire.checks import check_ending, check_token_ids, refuse_unsupported
 from kvota.wire.messages import tool_use
 from kvota.wire.openai import DetokenizeRequest, TokenizeRequest
 from kvota.wire.responses import Detokenized, Tokenized
@@ -22,7 +22,12 @@ class Texts:
         self._bench = bench
 
     async def tokenize(self, body: TokenizeRequest) -> Tokenized:
-        """The ids of `prompt`, or of `messages` as chat would read them."""
+        """The ids of `prompt`, or of `messages` as chat would read them.
+
+        Raises InvalidRequest where chat would, for fields that make another prompt.
+        """
+        refuse_unsupported(body)
+        check_ending(body)
         model = self._intake.model_for(body.model)
         ids = await self._ids(body, model)
         names = [model.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None

@@ -42,6 +42,14 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
     "logits_processors": _NOT_OFFERED,
     "return_tokens_as_token_ids": "use `return_token_ids` instead",
     "prompt_embeds": _NOT_OFFERED,
+    "logprob_token_ids": "use `top_logprobs` instead",
+    "repetition_detection": "use `repetition_penalty` or `frequency_penalty` instead",
+    "thinking_token_budget": "use `max_tokens` instead",
+    "vllm_xargs": _NOT_OFFERED,
+    "kv_transfer_params": _NOT_OFFERED,
+    "mm_payload": _TEXT_ONLY,
+    "watermarking": _NOT_OFFERED,
+    "return_prompt_text": "POST the messages to /tokenize and its tokens to /detokenize instead",
     "chat_template": "the model's own template is used; use `chat_template_kwargs` to steer it",
     "documents": "put the documents into the messages instead",
     "audio": _TEXT_ONLY,
@@ -78,11 +86,16 @@ class Form:
     param: str
 
 
-def check_generation(request: GenerationFields) -> None:
-    """The rules that chat and completions share, as far as no other function states them."""
+def refuse_unsupported(request: GenerationFields) -> None:
+    """Raise for a field that would change the answer and that kvota cannot honour."""
     for name, advice in _UNSUPPORTED.items():
         if is_given(getattr(request, name, None)):
             raise InvalidRequest(f"`{name}` is not supported: {advice}.", param=name)
+
+
+def check_generation(request: GenerationFields) -> None:
+    """The rules that chat and completions share, as far as no other function states them."""
+    refuse_unsupported(request)
     if not request.model:
         raise InvalidRequest("`model` is missing. GET /v1/models lists the names.", param="model")
     if (request.n or 1) > NUM_CHOICES_MAX:
@@ -112,14 +125,19 @@ def check_chat(request: ChatRequest) -> None:
         raise InvalidRequest(f'`modalities` must be ["text"]: {_TEXT_ONLY}.', param="modalities")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    check_ending(request)
+    for name in ("max_completion_tokens", "max_tokens"):
+        if getattr(request, name) == 0:
+            raise InvalidRequest(f"`{name}` must be at least 1.", param=name)
+
+
+def check_ending(request: ChatRequest) -> None:
+    """How the prompt ends: open, or with the words that begin an answer."""
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "`continue_final_message` and `add_generation_prompt` exclude each other.",
             param="continue_final_message",
         )
-    for name in ("max_completion_tokens", "max_tokens"):
-        if getattr(request, name) == 0:
-            raise InvalidRequest(f"`{name}` must be at least 1.", param=name)
 
 
 def check_completion(request: CompletionRequest) -> None:

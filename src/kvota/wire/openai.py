@@ -6,9 +6,10 @@ Types and ranges are stated here and enforced while decoding; rules between fiel
 Known and without effect, because the answer means the same without them: `user`,
 `safety_identifier`, `metadata`, `store`, `service_tier`, `prediction`, `verbosity`,
 `prompt_cache_key`, `prompt_cache_options`, `prompt_cache_retention`, `include_obfuscation`,
-vLLM's `priority`, `request_id`, `spaces_between_special_tokens`, `length_penalty`,
-`early_stopping`. Fields that would change the answer and that kvota cannot honour are typed
-`Unsupported` and refused by name.
+vLLM's `priority`, `request_id`, `session_id`, `spaces_between_special_tokens`, `length_penalty`,
+`early_stopping`, `include_reasoning`, `stream_interval`, `truncation_side`, and what it reads of
+images and of mixtures of experts. Fields that would change the answer and that kvota cannot honour
+are typed `Unsupported` and refused by name.
 """
 
 from typing import Annotated, Any
@@ -111,6 +112,13 @@ class GenerationFields(Struct, kw_only=True):
     logits_processors: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     prompt_embeds: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    vllm_xargs: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    mm_payload: Unsupported = None
+    watermarking: Unsupported = None
 
 
 class ContentPart(Struct, kw_only=True):
@@ -194,6 +202,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     web_search_options: Unsupported = None
     moderation: Unsupported = None
     echo: Unsupported = None
+    return_prompt_text: Unsupported = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):

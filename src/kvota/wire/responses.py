@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+StopReason = str | int | UnsetType  # vLLM's: which of the client's stop strings or token ids it was
+
 
 class PromptTokensDetails(Struct):
     cached_tokens: int  # of the prompt, found in the prefix cache; 0 when there were none
@@ -78,6 +80,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: StopReason = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -114,6 +117,7 @@ class ChatChoice(Struct, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
+    stop_reason: StopReason = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -141,6 +145,7 @@ class CompletionChoice(Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: StopReason = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
