@@ -104,6 +104,25 @@ def test_no_stop_counts_before_min_tokens() -> None:
     assert world.tokens("a") == [1, EOS, 2, EOS]
 
 
+@pytest.mark.parametrize(
+    ("include_stop", "skip_special", "expected"),
+    [(False, False, "abc"), (True, False, "abcd"), (True, True, "abc")],
+)
+def test_a_stop_token_is_shown_when_stops_are_and_it_is_not_hidden(
+    include_stop: bool, skip_special: bool, expected: str
+) -> None:
+    letters = [bytes([97 + token]) for token in range(26)]
+    vocabulary = Vocabulary(letters, special_ids=frozenset({3}))
+    world = EngineWorld(ScriptedExecutor(say(0, 1, 2, 3)), vocabulary=vocabulary)
+    world.submit(
+        "a", sampling=stopping(3), stop=("cx",),
+        include_stop=include_stop, skip_special_tokens=skip_special,
+    )  # fmt: skip
+    world.run()
+    assert world.text("a") == expected
+    assert world.deltas("a")[-1].finish is FinishReason.STOP
+
+
 def test_a_stop_string_ends_the_sequence_in_that_step() -> None:
     pieces = [b"x", b"say ", b"<<", b"EN", b"D>", b">"]
     world = scripted(1, 2, 3, 4, 5, then=0, pieces=pieces)

@@ -74,7 +74,9 @@ class Answer:
         choice.num_tokens += 1
         may_stop = choice.num_tokens >= params.min_tokens
         if token in params.stop_token_ids and may_stop:
-            return self._close(choice, sampled, choice.text.flush(), FinishReason.STOP, token)
+            shown = choice.text.push(token, may_stop=False)[0] if request.include_stop else ""
+            shown += choice.text.flush()
+            return self._close(choice, sampled, shown, FinishReason.STOP, token)
         text, stop = choice.text.push(token, may_stop=may_stop)
         if choice.constraint is not None:
             choice.constraint.accept(token)
