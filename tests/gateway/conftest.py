@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from kvota.gateway.store import database, redis_limits
 from kvota.gateway.store.database import sqlite_url
 from tests.support import services
 from tests.support.fake_backend import FakeBackend
+
+PATIENCE_S = 60  # with a database or a Redis on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +30,12 @@ def redis_server() -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """An empty database; every test that asks for one runs on both kinds."""
+    monkeypatch.setattr(database, "LOCK_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT_S", PATIENCE_S)
     if request.param == "sqlite":
         return sqlite_url(tmp_path / "kvota.db")
     directory: Any = request.getfixturevalue("postgres_directory")
@@ -36,8 +43,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def redis_url(redis_server: str) -> AsyncIterator[str]:
+async def redis_url(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """An empty Redis."""
+    monkeypatch.setattr(redis_limits, "TIMEOUT_S", PATIENCE_S)
     client = redis.asyncio.Redis.from_url(redis_server)
     await client.flushall()
     yield redis_server

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvota.core.clock import ManualClock, SystemClock
 from kvota.core.errors import ConfigError
 from kvota.gateway.settings import (
     READ_ONCE,
@@ -43,15 +44,21 @@ TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
 async def world_of(
     closing: AsyncExitStack, *entries: BackendEntry, models: list[ModelEntry], **settings: Any
 ) -> GatewayWorld:
-    made = gateway_world(*entries, models=models, **settings)
+    """Unless it has a clock, time stands still: a backend that is left alone for seconds stays so
+    on any machine.
+    """
+    given = {"clock": ManualClock(1000.0), **settings}
+    made = gateway_world(*entries, models=models, **given)
     return await closing.enter_async_context(made)
+
+
+CHAIN = [model_of("chat", "a", fallback="small"), model_of("small", "b")]
 
 
 @pytest.fixture
 async def chained(closing: AsyncExitStack, a: FakeBackend, b: FakeBackend) -> GatewayWorld:
     """`chat` on a, and `small` on b where that fails."""
-    models = [model_of("chat", "a", fallback="small"), model_of("small", "b")]
-    return await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=models)
+    return await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=CHAIN)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -445,8 +452,10 @@ async def test_a_new_version_is_kept_where_the_old_one_fails_alike(
 
 
 async def test_a_desk_here_says_of_its_requests_what_a_nodes_desk_does(
-    chained: GatewayWorld, a: FakeBackend
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
 ) -> None:
+    entries = (vllm_entry("a", a), vllm_entry("b", b))
+    chained = await world_of(closing, *entries, models=CHAIN, clock=SystemClock())
     replies = [await chained.chat(stream=stream) for stream in (True, False, True)]
     usage = replies[1].json["usage"]
     of_a = '{backend="a"}'

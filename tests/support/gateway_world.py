@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from kvota.core.clock import SystemClock
+from kvota.core.clock import Clock, SystemClock
 from kvota.core.errors import ConfigError
 from kvota.edge.listening import bind, http_server, listen
 from kvota.edge.settings import EdgeSettings
@@ -37,13 +37,13 @@ PATIENCE_S = 60.0
 class GatewayWorld:
     """Made by `gateway_world`. `settings` and `fleet` may be changed before a reload."""
 
-    def __init__(self, folder: Path, settings: GatewaySettings, fleet: Fleet) -> None:
+    def __init__(self, folder: Path, settings: GatewaySettings, fleet: Fleet, clock: Clock) -> None:
         self._folder = folder
         self._log = io.StringIO()
         self.settings = settings
         self.fleet = fleet
         self.broken: str | None = None  # what is wrong with the settings, if they are read again
-        self.clock = SystemClock()
+        self.clock = clock
         self.port = 0
         self._closing = ExitStack()
         self.gateway: Gateway | None = None
@@ -139,14 +139,18 @@ async def gateway_world(
     *entries: BackendEntry,
     models: Sequence[ModelEntry] = (),
     edge: EdgeSettings | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[GatewayWorld]:
-    """`settings` are those of `[gateway]`."""
+    """`settings` are those of `[gateway]`. On a clock of the test's own no open time ends."""
     async with AsyncExitStack() as closing:
         folder = closing.enter_context(TemporaryDirectory(prefix="kvota-world-"))
         given = {"state_dir": folder, "probe_every_s": 0.1, **settings}
         world = GatewayWorld(
-            Path(folder), GatewaySettings(**given), Fleet(backends=entries, models=tuple(models))
+            Path(folder),
+            GatewaySettings(**given),
+            Fleet(backends=entries, models=tuple(models)),
+            clock or SystemClock(),
         )
         await closing.enter_async_context(world.serving(edge or EdgeSettings()))
         yield world
