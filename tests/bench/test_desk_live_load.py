@@ -55,9 +55,9 @@ async def offered(asks: list[Ask], hang_s: float) -> tuple[list[Seen], Toy]:
 
 async def test_each_client_is_followed_to_its_own_end() -> None:
     asks = [Ask(0.0, 8, 3), Ask(0.0, 9, 1), Ask(0.05, 10, 2)]
-    (hanging, refused, served), toy = await offered(asks, hang_s=0.3)
+    (hanging, refused, served), toy = await offered(asks, hang_s=1.5)
     assert hanging.is_hanging
-    assert hanging.ended_s >= 0.3
+    assert hanging.ended_s > 1.4
     assert (refused.status, refused.code, refused.is_hanging) == (503, "queue_full", False)
     assert (served.status, served.is_whole, served.num_tokens) == (200, True, 2)
     assert served.first_s is not None

@@ -87,7 +87,7 @@ def test_a_template_that_does_not_compile_ends_the_start(tmp_path: Path) -> None
     config.write_text(json.dumps(broken))
     ended = subprocess.run(
         [sys.executable, "-m", "kvota", "serve", str(folder), "--port", "0"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
     assert "template" in ended.stderr
