@@ -1,9 +1,10 @@
 """One request on its way through the gateway, and the record that is left of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from kvota.core.errors import Outcome, Refusal
 from kvota.core.request import Band
@@ -23,8 +24,7 @@ class Work(Enum):
     LOOKUP = "lookup"  # computes nothing: the tokenizer by itself
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """What is known of a request so far, filled in by whoever learns it. Times: clock seconds."""
 
     id: str  # ours

@@ -206,11 +206,10 @@ class RateLimits:
         self, store: LimitStore, order: Order, second: int, tokens: int, requests: int
     ) -> None:
         del self._running[order.place]
-        correction = self._correct(store, order, second, tokens, requests)
         if store.is_local:
-            await correction
+            await store.settle(order, second, tokens=tokens, requests=requests)
             return
-        task = asyncio.create_task(correction)
+        task = asyncio.create_task(self._correct(store, order, second, tokens, requests))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         await asyncio.shield(task)

@@ -18,6 +18,7 @@ from none, or refused requests would use up the limits of those that could run.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from kvota.core.clock import Clock
@@ -73,7 +74,7 @@ class LimitStore(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """In this process: calls never wait."""
+        """In this process: calls never wait, and never fail."""
 
     async def take(self, order: Order) -> Taken | Short: ...
 
@@ -93,24 +94,27 @@ class LimitStore(Protocol):
 class Window:
     """Amounts by the second. Times must not go backwards."""
 
-    __slots__ = ("_by_second", "_window_s", "total")
+    __slots__ = ("_by_second", "_newest", "_oldest_ends_s", "_window_s", "total")
 
     def __init__(self, window_s: int) -> None:
         self._window_s = window_s
         self._by_second: dict[int, int] = {}  # in the order of time
+        self._newest = 0  # of these seconds
+        self._oldest_ends_s = inf  # when the first of them will leave
         self.total = 0
 
     def advance(self, now: float) -> None:
         """Forget what is no longer in the window."""
-        ended = now - self._window_s - 1  # the latest second that has left it
-        while self._by_second:
-            oldest = next(iter(self._by_second))
-            if oldest > ended:
-                return
-            self.total -= self._by_second.pop(oldest)
+        while now >= self._oldest_ends_s:
+            self.total -= self._by_second.pop(next(iter(self._by_second)))
+            oldest = next(iter(self._by_second), None)
+            self._oldest_ends_s = inf if oldest is None else self._end_of(oldest)
 
     def add(self, second: int, amount: int) -> None:
+        if not self._by_second:
+            self._oldest_ends_s = self._end_of(second)
         self._by_second[second] = self._by_second.get(second, 0) + amount
+        self._newest = second
         self.total += amount
 
     def give_back(self, second: int, amount: int) -> None:
@@ -131,7 +135,7 @@ class Window:
         raise AssertionError("the total is more than the sum of its parts")
 
     def empty_at(self, now: float) -> float:
-        return self._end_of(next(reversed(self._by_second))) if self._by_second else now
+        return self._end_of(self._newest) if self._by_second else now
 
     def _end_of(self, second: int) -> float:
         return second + 1 + self._window_s
