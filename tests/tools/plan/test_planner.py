@@ -168,6 +168,8 @@ def test_a_shorter_tpot_makes_smaller_steps() -> None:
         ({"users": 0}, "users must be at least 1, got 0"),
         ({"prompt_tokens": 0}, "prompt_tokens must be at least 1"),
         ({"ttft_s": 0.0}, "must be above 0 seconds"),
+        ({"ttft_s": float("nan")}, "and finite"),
+        ({"tpot_s": float("inf")}, "and finite"),
         ({"longest_tokens": 100}, "fewer than a typical one"),
     ],
 )

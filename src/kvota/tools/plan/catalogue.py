@@ -53,6 +53,12 @@ def known_model(name: str) -> ModelShape:
 
     Raises ConfigError with the nearest names.
     """
+    key, entry = known_entry(name)
+    return shape_of(entry.config, name=key, origin=f"{CATALOGUE}{entry.repo}")
+
+
+def known_entry(name: str) -> tuple[str, ModelEntry]:
+    """Its name here, and what the table says. Raises ConfigError with the nearest names."""
     entries = models()
     by_name = {_plain(key): key for key in entries}
     by_name |= {_plain(entry.repo.split("/")[1]): key for key, entry in entries.items()}
@@ -62,8 +68,7 @@ def known_model(name: str) -> ModelShape:
             f"{name!r} is neither a path (config.json, its directory, or a GGUF file) nor a known "
             f"model. {_nearest(name, entries)}"
         )
-    entry = entries[key]
-    return shape_of(entry.config, name=key, origin=f"{CATALOGUE}{entry.repo}")
+    return key, entries[key]
 
 
 def known_device(name: str) -> Hardware:

@@ -39,6 +39,13 @@ def read_config(path: Path) -> ModelShape:
     Raises ModelError that names the file and the field.
     """
     file = path / "config.json" if path.is_dir() else path
+    name = path.name if path.is_dir() else file.resolve().parent.name
+    return shape_of(config_values(path), name=name, origin=str(file))
+
+
+def config_values(path: Path) -> Mapping[str, Any]:
+    """All that a config.json says, or the one of a directory. Raises ModelError."""
+    file = path / "config.json" if path.is_dir() else path
     try:
         if file.stat().st_size > _CONFIG_BYTES_MAX:
             raise ModelError(f"{file}: over {_CONFIG_BYTES_MAX} bytes, which no config needs.")
@@ -49,8 +56,7 @@ def read_config(path: Path) -> ModelShape:
         raise ModelError(f"{file}: is not valid JSON: {error}.") from error
     if not isinstance(values, dict):
         raise ModelError(f"{file}: holds a {type(values).__name__}, not an object.")
-    name = path.name if path.is_dir() else file.resolve().parent.name
-    return shape_of(values, name=name, origin=str(file))
+    return values
 
 
 def shape_of(values: Mapping[str, Any], *, name: str, origin: str) -> ModelShape:

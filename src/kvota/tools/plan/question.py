@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from kvota.core.errors import ConfigError
 from kvota.kv.layout import CacheType
-from kvota.tools.plan.catalogue import HERE, known_device, known_model
+from kvota.tools.plan import checkpoint
+from kvota.tools.plan.catalogue import CATALOGUE, HERE, known_device, known_entry, known_model
 from kvota.tools.plan.gguf_shape import read_gguf
 from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.here import this_machine
-from kvota.tools.plan.hf_shape import read_config
+from kvota.tools.plan.hf_shape import config_values, read_config
 from kvota.tools.plan.methods import Method, named_method
 from kvota.tools.plan.recommend import Recommendation, Wanted, recommend
 from kvota.tools.plan.shape import ModelShape
@@ -32,7 +33,7 @@ class Question:
     """`weights` is a name, because what it means depends on the hardware."""
 
     shape: ModelShape
-    stored: Method | None  # the weights of a GGUF file as they are
+    stored: Method | None  # the weights as they lie in a GGUF file or a quantized checkpoint
     hardware: Hardware
     workload: Workload = field(default_factory=Workload)
     weights: str | None = None
@@ -40,13 +41,37 @@ class Question:
 
     def answer(self) -> Recommendation:
         """Raises ConfigError or InsufficientMemory."""
-        wanted = replace(self.wanted, method=self._method())
+        if not self.hardware.is_gpu:
+            self._require_readable()
+        wanted = replace(self.wanted, method=self._method(), checkpoint=self._checkpoint())
         return recommend(self.shape, self.hardware, self.workload, wanted)
 
     def _method(self) -> Method | None:
         if self.weights is not None:
-            return named_method(self.weights, self.hardware)
-        return self.stored if self.hardware.is_gpu else None
+            method = named_method(self.weights, self.hardware)
+            if self._has_quantized_checkpoint and self.hardware.is_gpu:
+                return replace(method, flags=(), needs_checkpoint=True)
+            return method
+        return self.stored if self.hardware.is_gpu and not self._has_quantized_checkpoint else None
+
+    def _checkpoint(self) -> Method | None:
+        if self.stored is None or self.weights is not None or not self._has_quantized_checkpoint:
+            return None
+        return checkpoint.on(self.hardware, self.stored)
+
+    @property
+    def _has_quantized_checkpoint(self) -> bool:
+        return self.stored is not None and not self.shape.origin.endswith(".gguf")
+
+    def _require_readable(self) -> None:
+        """Raises ConfigError for a checkpoint that kvota's own engine does not read."""
+        is_on_disk = not self.shape.origin.startswith(CATALOGUE)
+        if self.stored is not None and self._has_quantized_checkpoint and is_on_disk:
+            raise ConfigError(
+                f"{self.shape.origin}: the checkpoint is quantized ({self.stored.title}). kvota's "
+                "own engine, which serves on a CPU, reads F32, F16 and BF16, and GGUF files. Name "
+                "one of those, or a GPU with --hardware."
+            )
 
 
 def read_model(name: str) -> tuple[ModelShape, Method | None]:
@@ -56,10 +81,18 @@ def read_model(name: str) -> tuple[ModelShape, Method | None]:
     """
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".json":
-        return read_config(path), None
+        return _with_checkpoint(read_config(path), config_values(path))
     if path.is_file() or path.suffix == ".gguf":
         return read_gguf(path)
-    return known_model(name), None
+    return _with_checkpoint(known_model(name), known_entry(name)[1].config)
+
+
+def _with_checkpoint(
+    shape: ModelShape, values: Mapping[str, Any]
+) -> tuple[ModelShape, Method | None]:
+    method = checkpoint.stored_method(values, shape.origin)
+    notes = (*shape.notes, *checkpoint.note(values, method))
+    return replace(shape, notes=notes), method
 
 
 def read_hardware(name: str) -> Hardware:

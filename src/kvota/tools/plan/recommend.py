@@ -26,6 +26,7 @@ class Wanted:
     """What the operator has settled already; None: to be recommended."""
 
     method: Method | None = None
+    checkpoint: Method | None = None  # how it is stored, if quantized: nothing finer is looked at
     tensor_parallel: int | None = None
     cache_type: CacheType | None = None
     devices_max: int = DEVICES_MAX  # of one replica
@@ -51,7 +52,7 @@ def recommend(
 ) -> Recommendation:
     """Raises InsufficientMemory when nothing fits, ConfigError when nothing can be."""
     wanted = wanted or Wanted()
-    methods = [wanted.method] if wanted.method else methods_on(hardware)
+    methods = _methods(hardware, wanted)
     plans: list[Plan] = []
     refusals: list[ConfigError | InsufficientMemory] = []
     for choice in _choices(hardware, methods, wanted):
@@ -70,6 +71,15 @@ def recommend(
         compared=tuple(compared),
         too_large=tuple(method.name for method in methods if method.name not in fitting),
     )
+
+
+def _methods(hardware: Hardware, wanted: Wanted) -> list[Method]:
+    if wanted.method is not None:
+        return [wanted.method]
+    if wanted.checkpoint is None:
+        return methods_on(hardware)
+    coarser = (one for one in methods_on(hardware) if one.rank > wanted.checkpoint.rank)
+    return [wanted.checkpoint, *coarser]
 
 
 def _choices(hardware: Hardware, methods: Sequence[Method], wanted: Wanted) -> Iterator[Choice]:
@@ -135,9 +145,11 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
 
 def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
     if wanted.method:
-        return "as asked"
+        return "as in the file" if wanted.method.name == "stored" else "as asked"
     if best.misses:
         return "comes nearest to the targets"
+    if best.choice.method is wanted.checkpoint:
+        return f"as its checkpoint has them: {best.choice.method.title}"
     finer = [plan for plan in plans if plan.choice.method.rank < best.choice.method.rank]
     if not finer:
         return _why_finest(best, plans)

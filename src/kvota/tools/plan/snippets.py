@@ -25,7 +25,7 @@ def vllm_serve(plan: Plan) -> str | None:
     lines = [shlex.join(("vllm", "serve", _served(plan), *flags)), *map(shlex.join, options)]
     command = " \\\n  ".join(lines)
     if plan.choice.method.needs_checkpoint:
-        return f"# Name a checkpoint that is quantized with {plan.choice.method.name}:\n{command}"
+        return f"# Name a checkpoint with {plan.choice.method.name} weights:\n{command}"
     return command
 
 

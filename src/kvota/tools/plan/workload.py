@@ -1,5 +1,6 @@
 """What is asked of the machine: lengths, how many at once, and how fast."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,8 +26,8 @@ class Workload:
         for name in ("prompt_tokens", "output_tokens", "users"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if min(self.ttft_s, self.tpot_s) <= 0:
-            raise ConfigError("the targets for TTFT and TPOT must be above 0 seconds.")
+        if not all(0 < target < math.inf for target in (self.ttft_s, self.tpot_s)):
+            raise ConfigError("the targets for TTFT and TPOT must be above 0 seconds, and finite.")
         if self.longest_tokens is not None and self.longest_tokens < self.typical_tokens:
             raise ConfigError(
                 f"the longest request has {self.longest_tokens} tokens, fewer than a typical one "
