@@ -212,11 +212,22 @@ def test_an_empty_token_keeps_its_place() -> None:
         (bpe_metadata(merges=["a nope"]), "nope"),
         (bpe_metadata(token_type=[NORMAL]), "1 entries in tokenizer.ggml.token_type"),
         (spm_metadata(scores=None, tokens=["a", "b", "a"], token_type=None), "'a' twice"),
+        (bpe_metadata(tokens="ab"), r"tokenizer\.ggml\.tokens is no list of str"),
+        (bpe_metadata(tokens=["a", 1]), r"tokenizer\.ggml\.tokens is no list of str"),
+        (bpe_metadata(merges=5), r"tokenizer\.ggml\.merges is no list of str"),
+        (bpe_metadata(token_type="x"), r"tokenizer\.ggml\.token_type is no list of int"),
+        (bpe_metadata(bos_token_id="x"), r"bos_token_id is 'x', which is no token id"),
+        (bpe_metadata(pre=["x"]), r"tokenizer\.ggml\.pre is no text"),
+        ({**bpe_metadata(), "tokenizer.chat_template": 1}, r"chat_template is no text"),
     ],
 )
 def test_a_header_that_contradicts_itself_is_refused(metadata: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_gguf_tokenizer(metadata)
+
+
+def test_a_role_below_the_vocabulary_is_absent_too() -> None:
+    assert tokenizer(bpe_metadata(bos_token_id=-1)).bos_id is None
 
 
 def test_scores_must_cover_the_vocabulary() -> None:

@@ -197,6 +197,21 @@ def test_windows_follow_each_familys_rule() -> None:
     assert listed.sliding_layers == (True, False)
 
 
+def test_an_absent_window_is_the_classs_and_null_is_none() -> None:
+    config = config_json(tiny_architecture("mistral", sliding_window=None))
+    assert architecture_of(config, "config.json").sliding_window is None
+    del config["sliding_window"]
+    assert architecture_of(config, "config.json").sliding_window == 4096
+    on = {"use_sliding_window": True, "max_window_layers": 0}
+    assert read("qwen3", **on).sliding_window == 4096
+    assert read("qwen3").sliding_window is None
+
+
+def test_an_absent_head_dim_is_the_classs_where_it_has_one() -> None:
+    assert read("qwen3", head_dim=None).head_size == 128
+    assert read("llama", head_dim=None).head_size == 16
+
+
 def test_part_of_the_head_may_turn() -> None:
     assert read(partial_rotary_factor=0.5).rope.rotary_dim == 8
     with pytest.raises(ModelError, match="rope turns 5 of the 16"):

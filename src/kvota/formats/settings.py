@@ -25,6 +25,10 @@ class Settings:
     def get(self, name: str) -> Any:
         return self._values.get(self._prefix + name)
 
+    def has(self, name: str) -> bool:
+        """True when the key is there, be it null."""
+        return self._prefix + name in self._values
+
     def whole(self, name: str, default: int | None = None) -> int:
         """An integer. A list, one entry a layer, is accepted when all entries are the same."""
         value = self.get(name)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import decoders, models, normalizers
@@ -21,6 +21,8 @@ from tokenizers import decoders, models, normalizers
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.pretokenizers import PreTokenizer, find_pre_tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
+
+T = TypeVar("T")
 
 # Texts that end a turn wherever they are control tokens: llama.cpp's end-of-generation rule,
 # without its fill-in-the-middle tokens.
@@ -66,7 +68,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     vocabulary = _Vocabulary.read(metadata)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        row = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default")
+        row = find_pre_tokenizer(_text(metadata, "tokenizer.ggml.pre") or "default")
         core, adds_bos = _byte_level_bpe(vocabulary, metadata, row), row.adds_bos
     elif kind == "llama":
         core, adds_bos = _sentencepiece_bpe(vocabulary, metadata), True
@@ -86,13 +88,14 @@ class _Vocabulary:
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any]) -> "_Vocabulary":
-        tokens = [str(token) for token in _array(metadata, "tokenizer.ggml.tokens")]
+        tokens = _array(metadata, "tokenizer.ggml.tokens", str)
         names = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
         if len(set(names)) < len(names):
             twice, _ = Counter(names).most_common(1)[0]
             raise ModelError(f"The GGUF vocabulary holds the token {twice!r} twice.")
-        types = metadata.get("tokenizer.ggml.token_type")
-        kinds = [TokenType.NORMAL] * len(names) if types is None else [int(kind) for kind in types]
+        kinds: Sequence[int] = [TokenType.NORMAL] * len(names)
+        if metadata.get("tokenizer.ggml.token_type") is not None:
+            kinds = _array(metadata, "tokenizer.ggml.token_type", int)
         _check_length("token_type", kinds, names)
         return cls(names, kinds)
 
@@ -120,7 +123,7 @@ class _Vocabulary:
 def _byte_level_bpe(
     vocabulary: _Vocabulary, metadata: Mapping[str, Any], row: PreTokenizer
 ) -> tokenizers.Tokenizer:
-    merges = [_split_merge(merge) for merge in _array(metadata, "tokenizer.ggml.merges")]
+    merges = [_split_merge(merge) for merge in _array(metadata, "tokenizer.ggml.merges", str)]
     core = _tokenizer(vocabulary, merges, ignore_merges=row.ignore_merges)
     core.normalizer = row.normalizer()
     core.pre_tokenizer = row.build()
@@ -138,7 +141,7 @@ def _split_merge(merge: str) -> tuple[str, str]:
 def _sentencepiece_bpe(
     vocabulary: _Vocabulary, metadata: Mapping[str, Any]
 ) -> tokenizers.Tokenizer:
-    scores = [float(score) for score in _array(metadata, "tokenizer.ggml.scores")]
+    scores = _array(metadata, "tokenizer.ggml.scores", float)
     _check_length("scores", scores, vocabulary.tokens)
     adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     unknown = next(iter(vocabulary.of_type(TokenType.UNKNOWN)), None)
@@ -191,8 +194,12 @@ def _with_roles(
     adds_bos: bool,
 ) -> TokenizerParts:
     def role(name: str) -> int | None:
-        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return int(token_id) if token_id is not None and token_id < len(vocabulary.tokens) else None
+        key = f"tokenizer.ggml.{name}_token_id"
+        token_id = metadata.get(key)
+        if token_id is not None and type(token_id) is not int:
+            raise ModelError(f"The GGUF header's {key} is {token_id!r}, which is no token id.")
+        is_token = token_id is not None and 0 <= token_id < len(vocabulary.tokens)
+        return token_id if is_token else None
 
     bos, eos = role("bos"), role("eos")
     adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
@@ -208,16 +215,26 @@ def _with_roles(
         eos_id=eos,
         pad_id=role("padding"),
         eos_ids=frozenset(named | declared),
-        chat_template=metadata.get("tokenizer.chat_template"),
-        tool_template=metadata.get("tokenizer.chat_template.tool_use"),
+        chat_template=_text(metadata, "tokenizer.chat_template"),
+        tool_template=_text(metadata, "tokenizer.chat_template.tool_use"),
     )
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> Sequence[Any]:
+def _array(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
+    """A list whose entries are all of one kind, not empty."""
     values = metadata.get(key)
-    if values is None or len(values) == 0:
+    if values is None or values == []:
         raise ModelError(f"The GGUF header has no {key}; the file carries no usable tokenizer.")
-    return list(values)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ModelError(f"The GGUF header's {key} is no list of {kind.__name__} values.")
+    return values
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ModelError(f"The GGUF header's {key} is no text.")
+    return value
 
 
 def _check_length(name: str, values: Sequence[Any], tokens: Sequence[str]) -> None:

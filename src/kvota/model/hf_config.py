@@ -1,7 +1,9 @@
 """From Hugging Face's config.json to an Architecture.
 
 Where a key is absent, the default is the one of the architecture's own class in Transformers. For
-all four families that means: embeddings are not tied, and only Qwen2 has biases on q, k and v.
+all four families that means: embeddings are not tied, and only Qwen2 has biases on q, k and v. An
+absent `sliding_window` is not the same as null, which means none. The number of KV heads is not
+guessed: it defaults to all heads, and the shapes of the tensors tell.
 """
 
 import json
@@ -24,6 +26,8 @@ FAMILIES: Mapping[str, str] = {
 _CONFIG_BYTES_MAX = 16 * 2**20
 _ACTIVATIONS = ("silu", "swish")  # two names of one function
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+_WINDOW = 4096  # where a class has one and the config does not say
+_QWEN3_HEAD_SIZE = 128
 _FIRST_WINDOW_LAYER = 28  # Qwen's `max_window_layers`, when the config does not say
 
 
@@ -51,7 +55,7 @@ def architecture_of(values: Mapping[str, Any], origin: str) -> Architecture:
     family = _family(config)
     _check_supported(config)
     num_heads, num_layers = config.whole("num_attention_heads"), config.whole("num_hidden_layers")
-    head_size = _head_size(config, num_heads)
+    head_size = _head_size(config, family, num_heads)
     rope = rope_of(config, head_size)
     window, window_layers = _sliding(config, family, num_layers)
     may_have_bias = family in ("llama", "qwen3")
@@ -109,11 +113,13 @@ def _check_supported(config: Settings) -> None:
         )
 
 
-def _head_size(config: Settings, num_heads: int) -> int:
-    """`head_dim` where it is stated; else hidden / heads, which must be whole."""
+def _head_size(config: Settings, family: str, num_heads: int) -> int:
+    """`head_dim` where it is stated, or the class's own; else hidden / heads, if that is whole."""
     hidden_size = config.whole("hidden_size")
     if config.get("head_dim") is not None:
         return config.whole("head_dim")
+    if family == "qwen3" and not config.has("head_dim"):
+        return _QWEN3_HEAD_SIZE
     if num_heads < 1 or hidden_size % num_heads:
         raise ModelError(
             f"{config.origin}: head_dim is missing, and hidden_size {hidden_size} does not divide "
@@ -127,10 +133,11 @@ def _sliding(
 ) -> tuple[int | None, tuple[bool, ...] | None]:
     """The window and the layers that have it (None: all of them).
 
-    Llama has none. Mistral has one on every layer when `sliding_window` is set. Qwen has one when
-    `use_sliding_window` says so, from layer `max_window_layers` on. `layer_types` overrides which.
+    Llama has none. Mistral has one on every layer unless `sliding_window` is null. Qwen has one
+    when `use_sliding_window` says so, from layer `max_window_layers` on. `layer_types` overrides
+    which.
     """
-    window = config.whole("sliding_window", 0)
+    window = config.whole("sliding_window", 0 if config.has("sliding_window") else _WINDOW)
     is_qwen = family in ("qwen2", "qwen3")
     if (
         family == "llama"
