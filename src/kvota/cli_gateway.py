@@ -156,20 +156,18 @@ def _require_evaluation(
 ) -> None:
     """Raises NotProven unless the file is about the version and finds it good."""
     # Imported here: servers are started by this module too, and have no use for it.
-    from kvota.tools.evaluate.result import require_good
+    from kvota.tools.evaluate.result import NotProven, Served, require_good
 
     routes = _call("GET", url, "/admin/rollouts", api_key)["data"]
-    served_as = next(
-        (
-            one["served_as"]
-            for route in routes
-            if route["model"] == model
-            for one in route["versions"]
-            if one["name"] == version
-        ),
-        None,  # the gateway itself will say that there is no such version
-    )
-    require_good(file, model=served_as, now_s=time.time())
+    route = next((one for one in routes if model in (one["model"], *one.get("aliases", ()))), None)
+    served = {
+        one["name"]: Served(one["name"], one["served_as"], one.get("urls"))
+        for one in (route["versions"] if route is not None else ())
+    }
+    if route is None or version not in served:
+        raise NotProven(f"{url} has no version {version} of a model {model} to promote.")
+    before = None if route["stable"] == version else served[route["stable"]]
+    require_good(file, candidate=served[version], baseline=before, now_s=time.time())
 
 
 @rollouts.command("rollback")

@@ -7,9 +7,10 @@ POST /admin/rollouts/{model}      {"weights": {"v2": 0.1}} · {"promote": "v2"} 
 POST /admin/reload
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -154,11 +155,25 @@ def _shown_rollout(route: Route) -> dict[str, Any]:
             "served_as": one.model,
             "weight": one.weight,
             "backends": [backend.name for backend in route.versions[one.name].backends],
+            "urls": _urls(route.versions[one.name].backends),
             "rolled_back": rollout.rolled_back.get(one.name),
         }
         for one in rollout.versions
     ]
-    return {"model": route.name, "stable": rollout.stable, "versions": versions}
+    return {
+        "model": route.name,
+        "aliases": route.entry.aliases,
+        "stable": rollout.stable,
+        "versions": versions,
+    }
+
+
+def _urls(backends: Sequence[Backend]) -> list[str] | None:
+    """Where they can be asked themselves, without what may be a password; None: not all can."""
+    if any(one.entry.unix_socket is not None for one in backends):
+        return None
+    parts = [urlsplit(one.entry.url) for one in backends]
+    return [one._replace(netloc=one.netloc.rpartition("@")[2]).geturl() for one in parts]
 
 
 def _shown_backend(one: Backend, now: float) -> dict[str, Any]:

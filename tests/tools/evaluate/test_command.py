@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from kvota.cli import app
 from kvota.core.errors import ConfigError
-from kvota.tools.evaluate.result import require_good
+from kvota.tools.evaluate.result import Served, require_good
 from tests.support.live_node import LiveNode, live_node
 from tests.support.stage import says
 
@@ -45,7 +45,9 @@ def test_a_good_version_ends_with_zero_and_a_file_that_proves_it(
     assert answer.exit_code == 0, answer.output
     assert "Good: the candidate is as good as the baseline" in answer.output
     assert "Tasks skipped: no --tasks were given." in answer.output
-    result = require_good(text.parent / "evaluate.json", model="tiny", now_s=time.time())
+    result = require_good(
+        text.parent / "evaluate.json", candidate=Served("v2", "tiny"), now_s=time.time()
+    )
     assert result.baseline.url.endswith(str(nodes[0].port))
     page = (text.parent / "evaluate.html").read_text()
     assert "KL(baseline ‖ candidate) is a lower bound" in page

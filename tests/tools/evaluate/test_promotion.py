@@ -33,15 +33,15 @@ class Fleet:
         self._text = folder / "own.txt"
         self._text.write_text(BODY)
 
-    def evaluate(self) -> Result:
-        places = [f"{MODEL}@{node.url}" for node in (self.v1, self.v2)]
+    def evaluate(self, *nodes: LiveNode) -> Result:
+        places = [f"{MODEL}@{node.url}" for node in nodes or (self.v1, self.v2)]
         flags = ["--text", str(self._text), "--max-tokens", "4", "--min-agreement", "0.9"]
         out = ["--out", str(self.result.with_suffix(""))]
         return CliRunner().invoke(app, ["evaluate", *places, *flags, *out])
 
-    def promote(self) -> Result:
+    def promote(self, model: str = "chat", version: str = "v2") -> Result:
         flags = ["--require", str(self.result), "--url", self.gateway.url]
-        return CliRunner().invoke(app, ["rollout", "promote", "chat", "v2", *flags])
+        return CliRunner().invoke(app, ["rollout", "promote", model, version, *flags])
 
     @property
     def stable(self) -> str:
@@ -61,7 +61,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
             VersionEntry(name=name, backends=(backend,), served_as=MODEL, weight=weight)
             for name, backend, weight in (("v1", "a", 0.9), ("v2", "b", 0.1))
         )
-        gateway = LiveGateway(*entries, models=(ModelEntry(name="chat", versions=versions),))
+        gateway = LiveGateway(
+            *entries, models=(ModelEntry(name="chat", aliases=("alias",), versions=versions),)
+        )
         closing.callback(gateway.stop)
         yield Fleet(old, new, gateway, tmp_path)
 
@@ -76,9 +78,15 @@ def test_a_version_is_promoted_only_once_its_evaluation_is_good(fleet: Fleet) ->
 
     fleet.v2.stage.play = babble  # repaired; what was found before still counts
     assert isinstance(fleet.promote().exception, NotProven)
+    assert fleet.evaluate(fleet.v2, fleet.v1).exit_code == 0
+    other_way_round = fleet.promote()
+    assert isinstance(other_way_round.exception, NotProven)
+    assert f"v2 is served at {fleet.v2.url}" in str(other_way_round.exception)
     judged = fleet.evaluate()
     assert judged.exit_code == 0, judged.output
-    promoted = fleet.promote()
+    unknown = fleet.promote(version="v9")
+    assert "no version v9" in str(unknown.exception)
+    promoted = fleet.promote(model="alias")
     assert promoted.exit_code == 0, promoted.output
     assert fleet.stable == "v2"
 
