@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from kvota.core.plan import Chunk, Draw, StepPlan
 from kvota.core.request import SamplingParams
 from kvota.model.batch import Batch, Paging, batch, passes
+from kvota.model.shapes import rounded_size
 
 PAGING = Paging(block_size=4, scratch_block=99)
 
@@ -49,6 +52,51 @@ def test_one_decode_alone_gets_a_row_of_company_in_the_scratch_block() -> None:
     assert inputs["block_indices"] == [1, 2, 3, 99]
     assert inputs["sampled_tokens_indices"] == [0, 0]
     assert step.num_rows == 1
+
+
+def test_a_large_pass_is_rounded_up_by_padding_in_the_scratch_block() -> None:
+    prompt = Chunk(0, list(range(301)), 0, tuple(range(76)), draws=draw(301))
+    decode = Chunk(1, [21], 8, (1, 2, 3), draws=draw(4))
+    inputs = arrays(batch([prompt, decode], PAGING))
+    assert inputs["subsequence_begins"] == [0, 301, 302, 304]
+    assert inputs["past_lens"] == [0, 8, 0]
+    assert inputs["block_indices"] == [*range(76), 1, 2, 3, 99]
+    assert inputs["sampled_tokens_indices"] == [300, 301], "rows are few and stay exact"
+
+
+def test_padding_longer_than_a_block_goes_around_in_the_scratch_block() -> None:
+    inputs = arrays(batch([Chunk(0, list(range(257)), 0, tuple(range(65)))], PAGING))
+    assert inputs["subsequence_begins"] == [0, 257, 264]
+    assert inputs["block_indices"] == [*range(65), 99, 99]
+    assert inputs["position_ids"] == [*range(257), *range(7)]
+
+
+def test_rows_of_many_prompt_logprobs_are_rounded_up() -> None:
+    wanted = Chunk(0, list(range(130)), 0, tuple(range(33)), prompt_logprobs=0, next_token=5)
+    step = batch([wanted], PAGING)
+    assert arrays(step)["sampled_tokens_indices"] == [*range(130), 0, 0]
+    assert step.num_rows == 130
+    assert step.rows[0].prompt == slice(0, 130)
+
+
+@given(
+    prompts=st.lists(st.integers(1, 700), max_size=4),
+    num_decodes=st.integers(0, 80),
+)
+def test_however_the_load_mixes_passes_have_few_sizes(prompts: list[int], num_decodes: int) -> None:
+    chunks = [
+        Chunk(number, [1] * length, 0, tuple(range(200)), draws=draw(length))
+        for number, length in enumerate(prompts)
+    ]
+    chunks += [
+        Chunk(100 + number, [1], 8, (1, 2, 3), draws=draw(4)) for number in range(num_decodes)
+    ]
+    assume(chunks)
+    inputs = batch(chunks, PAGING).inputs
+    for name in ("input_ids", "position_ids", "sampled_tokens_indices"):
+        num = len(inputs[name])
+        assert num >= 2
+        assert num == rounded_size(num), name
 
 
 @pytest.mark.parametrize(

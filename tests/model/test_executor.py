@@ -20,6 +20,7 @@ from kvota.model.compiled import Compiled, KvDtype, compile_model
 from kvota.model.executor import OpenVinoExecutor
 from kvota.model.graph import build_graph
 from kvota.model.sampler import Sampler
+from kvota.model.shapes import rounded_size
 from kvota.model.source import open_source
 from kvota.model.weights import WeightFormat
 from tests.support.tiny_models import fixed_tokens, write_safetensors
@@ -125,6 +126,16 @@ class TestATokenComputesTheSame:
         chunk = decode_chunk(TOKENS[:41], 40, (39, 38))
         alone = executor.logits([chunk])
         assert_same(executor.logits([Chunk(1, TOKENS[:100], 0, (1, 2, 3, 4)), chunk]), alone)
+
+    def test_in_a_pass_with_more_padding_than_a_block_has_room_for(
+        self, executor: OpenVinoExecutor
+    ) -> None:
+        read(executor, TOKENS[:40], 40, (39, 38))
+        chunk = decode_chunk(TOKENS[:41], 40, (39, 38))
+        alone = executor.logits([chunk])
+        others = [Chunk(i + 1, TOKENS[:110], 0, (1, 2, 3, 4)) for i in range(20)]
+        assert rounded_size(2201) - 2201 > 32
+        assert_same(executor.logits([*others, chunk]), alone)
 
     def test_computed_again_after_a_preemption(self, executor: OpenVinoExecutor) -> None:
         read(executor, TOKENS[:50], 50)

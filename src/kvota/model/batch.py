@@ -15,6 +15,8 @@ So passes and logits have two rows at least, prompt tokens always go as "several
 tokens always go one by one, each as a subsequence of its own, also when many are computed again
 at once (the op writes all keys and values of a pass before it attends). Padding writes its KV to
 a scratch block, or to the slot after the token, which nothing reads before it is written again.
+Passes and logits are padded to few different sizes as well (`shapes`): one subsequence of padding
+at the end, and rows of logits that nobody reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvota.core.plan import Chunk, StepPlan
+from kvota.model.shapes import rounded_size
 
 _Int = TypeVar("_Int", np.int32, np.int64)
 _Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
-_PADDING = (0,)  # any token will do
+_PADDING = 0  # any token will do
 _NUM_ROWS_MIN = 2
 
 
@@ -79,10 +82,10 @@ def batch(chunks: Sequence[Chunk], paging: Paging) -> Batch:
         for part in _subsequences(chunk, paging):
             parts.append(part)
             num_tokens += len(part.token_ids)
-    if num_tokens < _NUM_ROWS_MIN:
-        parts.append(_Subsequence(_PADDING, 0, (paging.scratch_block,)))
+    if num_missing := _num_missing(num_tokens):
+        parts.append(_padding(num_missing, paging))
     indices, rows = _rows(chunks, begins)
-    padding = [0] * (_NUM_ROWS_MIN - len(indices))
+    padding = [0] * _num_missing(len(indices))
     inputs = _arrays(parts) | {"sampled_tokens_indices": np.array(indices + padding, np.int64)}
     return Batch(inputs, rows, len(indices))
 
@@ -158,7 +161,18 @@ def _subsequences(chunk: Chunk, paging: Paging) -> Iterator[_Subsequence]:
     else:
         table = [*_table(chunk, chunk.start + 1, paging), paging.scratch_block]
         num_blocks = _num_blocks(chunk.start + 2, paging)
-        yield _Subsequence((*chunk.token_ids, *_PADDING), chunk.start, table[:num_blocks])
+        yield _Subsequence((*chunk.token_ids, _PADDING), chunk.start, table[:num_blocks])
+
+
+def _num_missing(num_rows: int) -> int:
+    """Rows of padding that a pass, or its logits, need to be of a size that passes have."""
+    return max(_NUM_ROWS_MIN, rounded_size(num_rows)) - num_rows
+
+
+def _padding(num_tokens: int, paging: Paging) -> _Subsequence:
+    """All of it in the scratch block, over and over if need be: nothing reads what it writes."""
+    table = (paging.scratch_block,) * _num_blocks(num_tokens, paging)
+    return _Subsequence((_PADDING,) * num_tokens, 0, table)
 
 
 def _table(chunk: Chunk, num_tokens: int, paging: Paging) -> Sequence[int]:
