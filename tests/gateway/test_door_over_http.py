@@ -129,6 +129,21 @@ async def test_every_page_has_an_id(world: GatewayWorld, path: str) -> None:
     assert given.headers.get_list("x-kvota-request-id") == ["mine"]
 
 
+async def test_a_key_may_be_made_for_an_alias(backend: FakeBackend) -> None:
+    models = [model_of("chat", "a", aliases=("gpt-4o-mini",)), model_of("other", "a")]
+    async with gateway_world(vllm_entry("a", backend), models=models) as world:
+        key = await world.key(
+            models=frozenset({"gpt-4o-mini"}),
+            model_limits={"gpt-4o-mini": KeyLimits(requests_per_minute=2)},
+        )
+        seen = [card["id"] for card in (await world.get("/v1/models", key)).json["data"]]
+        assert seen == ["chat", "gpt-4o-mini"]
+        assert (await world.get("/v1/models/chat", key)).status == 200
+        for name, status in (("gpt-4o-mini", 200), ("chat", 200), ("other", 403), ("chat", 429)):
+            reply = await world.chat(key=key, model=name)
+            assert reply.status == status, name
+
+
 async def test_models_can_be_hidden_instead(backend: FakeBackend) -> None:
     models = [model_of("chat", "a"), model_of("secret", "a")]
     async with gateway_world(vllm_entry("a", backend), models=models, hide_models=True) as world:

@@ -96,8 +96,8 @@ class About:
         cards = [
             _card(name, route)
             for route in table.routes.values()
-            if caller.may_use(route.name)
-            for name in (route.name, *route.entry.aliases)
+            if caller.may_use(*route.names)
+            for name in route.names
         ]
         if table.has_tasks:
             first = next(iter(table.routes.values()))
@@ -110,7 +110,7 @@ class About:
         route = self._live.now.table.find(name)
         if route is None:
             raise model_not_found(name)
-        self._door.check_model(caller, route.name)
+        self._door.check_model(caller, *route.names)
         return json_response(_card(name, route))
 
 

@@ -148,9 +148,9 @@ class Door:
             )
         return record
 
-    def check_model(self, caller: Caller, model: str) -> None:
+    def check_model(self, caller: Caller, model: str, *aliases: str) -> None:
         """Raises ModelNotAllowed, or the ModelNotFound of any unknown name where models hide."""
-        if caller.may_use(model):
+        if caller.may_use(model, *aliases):
             return
         if self.hides_models:
             raise model_not_found(model)

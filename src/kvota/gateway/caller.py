@@ -46,8 +46,14 @@ class Caller:
     limits: KeyLimits = NO_LIMITS
     model_limits: Mapping[str, KeyLimits] = field(default_factory=dict)
 
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
+    def may_use(self, *names: str) -> bool:
+        """`names`: all those that one model has."""
+        return self.models is None or not self.models.isdisjoint(names)
+
+    def limits_on(self, *names: str) -> KeyLimits:
+        """On one model, whichever of its names the limits were given for."""
+        found = (self.model_limits[name] for name in names if name in self.model_limits)
+        return next(found, NO_LIMITS)
 
     def band(self, wanted: Band) -> Band:
         """The band a request really gets: what it wants, but no better than the key allows."""

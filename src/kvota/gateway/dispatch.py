@@ -205,7 +205,7 @@ def _chain(
     if not asked.may_fall_back:
         return (route,), None
     chain = tuple(
-        one for one in rules.table.chain(route) if one is route or asked.caller.may_use(one.name)
+        one for one in rules.table.chain(route) if one is route or asked.caller.may_use(*one.names)
     )
     for at, one in enumerate(chain):
         why = one.why_over(now)

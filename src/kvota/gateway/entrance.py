@@ -97,7 +97,7 @@ class Entrance:
     def check_route(self, route: Route, caller: Caller, call: Call) -> None:
         """Raises ModelNotAllowed, or ModelNotFound where models hide."""
         call.model = route.name  # first: what was refused is in the log by its name
-        self._door.check_model(caller, route.name)
+        self._door.check_model(caller, *route.names)
 
     def search(self, body: msgspec.Struct, call: Call, rules: Rules) -> None:
         """The content filter on all that a body says. Raises FilterFound, InvalidRequest."""
@@ -111,7 +111,9 @@ class Entrance:
         self, caller: Caller, route: Route, tokens: int, *, field: str = "max_tokens"
     ) -> Entry:
         """Take the tokens from the key's limits. Raises as `RateLimits.enter`."""
-        return Entry(route, await self._limits.enter(caller, route.name, tokens, field=field))
+        name, *aliases = route.names
+        admission = await self._limits.enter(caller, name, tokens, aliases=aliases, field=field)
+        return Entry(route, admission)
 
     def _route(
         self, asked: Asked, call: Call, rules: Rules, check: Callable[[Body], None]

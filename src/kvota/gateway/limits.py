@@ -148,15 +148,16 @@ class RateLimits:
         return self._clock.now() < self._shunned_until
 
     async def enter(
-        self, caller: Caller, model: str, estimated_tokens: int, *, field: str = "max_tokens"
-    ) -> Admission:
+        self, caller: Caller, model: str, estimated_tokens: int, *,
+        aliases: Sequence[str] = (), field: str = "max_tokens",
+    ) -> Admission:  # fmt: skip
         """Take one request, the tokens and a place, from the key and from the key on this model.
 
         Raises KeyLimitReached with the time when it would fit, and InvalidRequest where it never
         would, which names the `field` that a client can make less of. `model` must be a served
         name: what is counted per model is kept.
         """
-        scopes = _scopes(caller, model)
+        scopes = _scopes(caller, model, aliases)
         if not scopes:
             return Admission(None, estimated_tokens, (), ())
         _require_possible(scopes, estimated_tokens, field)
@@ -230,12 +231,12 @@ class RateLimits:
         self._shunned_until = self._clock.now() + RETRY_STORE_S
 
 
-def _scopes(caller: Caller, model: str) -> list[Scope]:
+def _scopes(caller: Caller, model: str, aliases: Sequence[str]) -> list[Scope]:
     scopes = []
     if not caller.limits.is_unlimited:
         scopes.append(Scope("key", caller.limits))
-    of_model = caller.model_limits.get(model)
-    if of_model is not None and not of_model.is_unlimited:
+    of_model = caller.limits_on(model, *aliases)
+    if not of_model.is_unlimited:
         scopes.append(Scope(f"model:{model}", of_model))
     return scopes
 

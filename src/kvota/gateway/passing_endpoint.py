@@ -56,7 +56,7 @@ class PassingEndpoint(Endpoint):
         if self._kind.work is Work.LOOKUP:
             for route in rules.table.routes.values():
                 has_own = any(one.is_own_kind for one in route.backends)
-                if has_own and caller.may_use(route.name):
+                if has_own and caller.may_use(*route.names):
                     return route
         raise InvalidRequest("`model` is missing.", param="model")
 

@@ -84,10 +84,12 @@ class Route:
     threshold: Threshold
     created: int = 0
     name: str = field(init=False)
+    names: tuple[str, ...] = field(init=False)  # its own, and its aliases
     backends: tuple[Backend, ...] = field(init=False)  # of all versions
 
     def __post_init__(self) -> None:
         self.name = self.entry.name
+        self.names = self.name, *self.entry.aliases
         versions = self.versions.values()
         self.backends = tuple(one for version in versions for one in version.backends)
 
@@ -196,7 +198,7 @@ class RouteTable:
 
     def names(self) -> list[str]:
         """Every name that clients can use, aliases after their models."""
-        return [name for one in self.routes.values() for name in (one.name, *one.entry.aliases)]
+        return [name for one in self.routes.values() for name in one.names]
 
     def chain(self, route: Route) -> tuple[Route, ...]:
         """The route and its fallbacks, each once."""
