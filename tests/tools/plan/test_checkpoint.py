@@ -73,7 +73,7 @@ def test_gpt_oss_is_planned_in_the_mxfp4_that_it_was_published_in(
     assert stored_bytes(matrices_of(shape), stored) / GIB == pytest.approx(gibibytes, abs=0.05)
     asked = Question(shape=shape, stored=stored, hardware=known_device("h100-sxm"))
     answer = asked.answer()
-    assert answer.plan.choice.method.name == "stored"
+    assert answer.plan.choice.method.name == "checkpoint"
     assert (vllm_serve(answer.plan) or "").startswith(f"vllm serve openai/{model} \\")
 
 
@@ -85,7 +85,7 @@ def test_deepseek_v3_has_a_byte_a_parameter_and_coarser_ones_are_compared() -> N
     assert size == pytest.approx(linear + 4 * 129_280 * 7168, rel=0.001)
     asked = Question(shape=shape, stored=stored, hardware=known_device("h200"))
     compared = [plan.choice.method.name for plan in asked.answer().compared]
-    assert compared == ["stored", "int8", "awq", "gptq"]
+    assert compared == ["checkpoint", "int8", "awq", "gptq"]
 
 
 @pytest.mark.parametrize(

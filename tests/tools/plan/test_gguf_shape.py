@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from kvota.core.errors import ModelError
@@ -49,6 +51,52 @@ def test_the_default_model_takes_what_its_file_takes() -> None:
     file_bytes = path.stat().st_size
     # The rest of the file is its vocabulary and other metadata.
     assert 0.97 < stored_bytes(matrices_of(shape), method) / file_bytes < 1
+
+
+def split(source: Path, folder: Path) -> list[Path]:
+    """The model in two files, as `llama-gguf-split` names and marks them: tensors by turns."""
+    reader = gguf.GGUFReader(source)
+    paths = [folder / f"tiny-{number:05}-of-00002.gguf" for number in (1, 2)]
+    for number, path in enumerate(paths):
+        writer = gguf.GGUFWriter(path, "llama")
+        if number == 0:
+            for key in (
+                "block_count", "context_length", "embedding_length", "feed_forward_length",
+                "attention.head_count", "attention.head_count_kv",
+            ):  # fmt: skip
+                writer.add_uint32(f"llama.{key}", int(reader.fields[f"llama.{key}"].contents()))
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        for tensor in reader.tensors[number::2]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths
+
+
+@pytest.mark.parametrize("named", [0, 1])
+def test_a_model_in_parts_is_all_of_them_whichever_is_named(named: int, tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "whole.gguf", architecture=tiny_architecture("llama"))
+    parts = split(written.path, tmp_path)
+    shape, method = read_gguf(parts[named])
+    whole, whole_method = read_gguf(written.path)
+    assert matrices_of(shape) == matrices_of(whole)
+    assert stored_bytes(matrices_of(shape), method) == stored_bytes(
+        matrices_of(whole), whole_method
+    )
+
+
+def test_a_missing_or_renamed_part_is_named(tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "whole.gguf", architecture=tiny_architecture("llama"))
+    first, second = split(written.path, tmp_path)
+    second.unlink()
+    with pytest.raises(ModelError, match=r"tiny-00002-of-00002\.gguf: cannot be read"):
+        read_gguf(first)
+    renamed = first.rename(tmp_path / "tiny.gguf")
+    with pytest.raises(ModelError, match=r"one of 2 parts.*must keep its name"):
+        read_gguf(renamed)
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:

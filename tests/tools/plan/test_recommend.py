@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.kv.layout import CacheType
+from kvota.tools.plan import words
 from kvota.tools.plan.catalogue import devices, known_device, known_model, models
+from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.methods import GPU_METHODS
 from kvota.tools.plan.recommend import Recommendation, Wanted, recommend
 from kvota.tools.plan.workload import Workload
@@ -71,6 +73,26 @@ def test_where_nothing_keeps_the_targets_the_nearest_is_shown() -> None:
     assert answer.plan.misses
     assert why(answer, "weights") == "comes nearest to the targets"
     assert why(answer, "replicas") == "no number of them makes one request faster"
+    assert answer.plan.replicas == 1
+    assert words.compared(answer.plan)[1] == f"– × {answer.plan.choice.tensor_parallel}"
+    assert words.facts(answer.plan)["replicas"] == words.facts(answer.plan)["devices in all"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "cache_type", "names"),
+    [(known_device("h100-sxm"), CacheType.U8, "f16, f8"), (CPU, CacheType.F8, "f16, u8, f32")],
+)
+def test_a_kv_type_that_the_engine_does_not_have_is_refused(
+    hardware: Hardware, cache_type: CacheType, names: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"keeps no KV in {cache_type.label}: use one of {names}"):
+        recommend(known_model("llama-3.2-1b"), hardware, Workload(), Wanted(cache_type=cache_type))
+
+
+def test_where_the_shares_of_the_roofline_come_from_is_said() -> None:
+    assert "assumptions" in words.assumed(known_device("l4"))
+    assert "assumed: 80%" in words.speed_title(known_device("l4"))
+    assert "measured" in words.assumed(CPU)
 
 
 def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:

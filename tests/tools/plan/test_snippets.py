@@ -1,6 +1,7 @@
 """The configuration that comes out is one that its readers take."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def test_a_gateway_knows_every_replica(tmp_path: Path) -> None:
     assert {backend.max_running_requests for backend in fleet.backends} == {plan.loaded.concurrency}
     assert fleet.models[0].backends == tuple(backend.name for backend in fleet.backends)
     assert fleet.models[0].served_as == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_a_name_with_quotes_and_backslashes_survives(tmp_path: Path) -> None:
+    odd = replace(planned("smollm2-135m", CPU).shape, name='a"b', origin='C:\\models\\a"b\\x.gguf')
+    file = tmp_path / "kvota.toml"
+    file.write_text(kvota_toml(recommend(odd, CPU, Workload()).plan))
+    assert load(file=file).model.model == odd.origin
+    file.write_text(kvota_toml(recommend(odd, known_device("l4"), Workload()).plan))
+    assert load(file=file).fleet.models[0].name == odd.name
 
 
 def test_vllm_is_told_what_was_planned() -> None:

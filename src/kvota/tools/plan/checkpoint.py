@@ -14,7 +14,7 @@ from kvota.formats.settings import Settings
 from kvota.tools.plan.hardware import Arithmetic, Hardware
 from kvota.tools.plan.methods import Method, Storage
 
-CHECKPOINT: Final = "stored"  # the name of such a method, as that of a GGUF file's
+CHECKPOINT: Final = "checkpoint"  # the name of such a method
 _EXPERTS: Final = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _F16: Final = Storage(16)
 _MXFP4: Final = Storage(4, group=32, group_bits=8)

@@ -4,6 +4,7 @@ Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Where a fa
 stand in no key, llama.cpp's own pattern for it holds.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,14 +25,34 @@ _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "phi3": 0}
 )
 
+_PART: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.gguf")
+
 
 def read_gguf(path: Path) -> tuple[ModelShape, Method]:
     """The shape of a GGUF model, and its weights as they are stored.
 
     Reads the header only. Raises ModelError that names the file and the key.
     """
-    header = read_header(path)
+    header = _of_all_parts(path)
     return _shape(header, path), _as_stored(header, path)
+
+
+def _of_all_parts(path: Path) -> GgufHeader:
+    """Of a model that llama.cpp split into files: the keys of the first, the tensors of all."""
+    header = read_header(path)
+    count = header.metadata.get("split.count")
+    if not isinstance(count, int) or count < 2:
+        return header
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        raise ModelError(
+            f"{path}: is one of {count} parts of a model, so it must keep its name, "
+            f"NAME-00001-of-{count:05}.gguf, to find the others."
+        )
+    names = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    parts = [read_header(path.with_name(name)) for name in names]
+    tensors = {name: entry for part in parts for name, entry in part.tensors.items()}
+    return GgufHeader(parts[0].metadata, tensors)
 
 
 def _shape(header: GgufHeader, path: Path) -> ModelShape:

@@ -50,6 +50,10 @@ EFFICIENCY: Final = Efficiency(
     step_overhead_s=0.0,
     layer_s=200e-6,
     sequence_layer_s=33e-6,
+    source=(
+        "Bandwidth and compute were measured now; what the engine makes of them was measured once, "
+        "with SmolLM2-135M in int8 on two threads of an AVX-512 EPYC."
+    ),
 )
 
 

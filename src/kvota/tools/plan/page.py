@@ -31,7 +31,11 @@ def report(answer: Recommendation) -> Report:
         Section("Settings", table=_reasons(answer)),
         Section("Memory of each device", table=_bill(plan), charts=[_memory(by_method)]),
         Section("Requests that KV holds", _HELD, charts=[_held(by_method)]),
-        Section(words.speed_title(plan.hardware), table=Table(*words.speed(plan))),
+        Section(
+            words.speed_title(plan.hardware),
+            words.assumed(plan.hardware),
+            Table(*words.speed(plan)),
+        ),
         Section("A step, by what it waits for", _STEP, charts=[_step(plan)]),
         *_paces(by_method),
         Section(words.COMPARED_TITLE, _too_large(answer), _compared(answer)),

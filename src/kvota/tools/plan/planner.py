@@ -37,6 +37,8 @@ _BATCHED_TOKENS: Final = (8192, 4096, 2048, 1024, 512)
 _SMALL_BATCHED_TOKENS: Final = (2048, 1024, 512)
 _OWN_BATCHED_TOKENS: Final = (512,)  # kvota's default
 _GPU_SEQS: Final = 256  # vLLM's default, for which it reserves logits
+GPU_CACHE_TYPES: Final = (CacheType.F16, CacheType.F8)
+CPU_CACHE_TYPES: Final = (CacheType.F16, CacheType.U8, CacheType.F32)
 _LARGE_DEVICE: Final = 70 * 2**30  # from here on vLLM's default step is 8192 tokens
 
 
@@ -96,6 +98,9 @@ class Plan:
 
     @property
     def replicas(self) -> int:
+        """For all users. One where a target is missed: more of them make no request faster."""
+        if self.misses:
+            return 1
         return -(-self.workload.users // self.users_per_replica)
 
     @property
@@ -120,6 +125,7 @@ class Plan:
 def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: Choice) -> Plan:
     """Raises InsufficientMemory when it does not fit, ConfigError when it cannot be."""
     check_parallel(shape, choice.tensor_parallel)
+    _check_cache_type(hardware, choice.cache_type)
     if not hardware.is_gpu:
         _check_own_engine(shape)
     wanted = workload.longest_tokens
@@ -134,6 +140,15 @@ def work_out(shape: ModelShape, hardware: Hardware, workload: Workload, choice: 
             f"most {shape.max_position:,}."
         )
     return _Configuration(shape, hardware, workload, choice).plan()
+
+
+def _check_cache_type(hardware: Hardware, cache_type: CacheType) -> None:
+    """Raises ConfigError for a KV type that the engine of this hardware does not have."""
+    can = GPU_CACHE_TYPES if hardware.is_gpu else CPU_CACHE_TYPES
+    if cache_type not in can:
+        engine = "vLLM, which serves on a GPU," if hardware.is_gpu else "kvota's own engine"
+        names = ", ".join(one.label for one in can)
+        raise ConfigError(f"{engine} keeps no KV in {cache_type.label}: use one of {names}.")
 
 
 def _check_own_engine(shape: ModelShape) -> None:

@@ -61,7 +61,7 @@ class Question:
 
     @property
     def _has_quantized_checkpoint(self) -> bool:
-        return self.stored is not None and not self.shape.origin.endswith(".gguf")
+        return self.stored is not None and self.stored.name == checkpoint.CHECKPOINT
 
     def _require_readable(self) -> None:
         """Raises ConfigError for a checkpoint that kvota's own engine does not read."""

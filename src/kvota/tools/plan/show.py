@@ -32,6 +32,7 @@ def show(answer: Recommendation, console: Console) -> None:
     _section(console, words.verdict(plan), _reasons(answer.reasons))
     _section(console, "Memory of each device", _memory(plan))
     _section(console, words.speed_title(plan.hardware), _speed(plan))
+    console.print(Padding(Text(words.assumed(plan.hardware), style="dim"), _INDENT, expand=False))
     is_wide = console.width >= _WIDE
     _section(console, words.COMPARED_TITLE, _compared(answer, has_titles=is_wide))
     if answer.too_large:
@@ -75,6 +76,7 @@ def as_json(answer: Recommendation) -> dict[str, Any]:
         "too_large": list(answer.too_large),
         "kvota_toml": kvota_toml(answer.plan),
         "vllm_serve": vllm_serve(answer.plan),
+        "assumed": words.assumed(answer.plan.hardware),
     }
 
 
@@ -148,8 +150,8 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "alone": _pace_json(plan.alone),
         "loaded": _pace_json(plan.loaded),
         "limited_by": plan.limited_by,
-        "replicas": plan.replicas,
-        "devices": plan.num_devices,
+        "replicas": None if plan.misses else plan.replicas,
+        "devices": None if plan.misses else plan.num_devices,
         "misses": [target.value for target in plan.misses],
     }
 

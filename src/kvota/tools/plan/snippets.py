@@ -1,5 +1,6 @@
 """The plan as configuration: a `kvota.toml`, and the command line of `vllm serve`."""
 
+import json
 import shlex
 from typing import Final
 
@@ -37,7 +38,7 @@ def kvota_toml(plan: Plan) -> str:
 def _node_toml(plan: Plan) -> str:
     lines = [
         "[model]",
-        f'model = "{_local(plan)}"{_from_where(plan)}',
+        f"model = {_quoted(_local(plan))}{_from_where(plan)}",
         f'weights = "{plan.choice.method.name}"',
         f'kv_cache_dtype = "{plan.choice.cache_type.label}"',
         f"max_model_len = {plan.max_model_len}",
@@ -66,11 +67,16 @@ def _gateway_toml(plan: Plan) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     lines += [
         "[[models]]",
-        f'name = "{plan.shape.name}"',
+        f"name = {_quoted(plan.shape.name)}",
         f"backends = [{listed}]",
-        f'served_as = "{_served(plan)}"',
+        f"served_as = {_quoted(_served(plan))}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML, which escapes as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _local(plan: Plan) -> str:

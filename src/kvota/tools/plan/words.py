@@ -99,8 +99,8 @@ def facts(plan: Plan) -> dict[str, str]:
         "TPOT with so many": in_units(pace.tpot_s),
         "decode waits for": pace.decode_bound.value,
         "output tokens/s": f"{pace.output_tokens_per_s:,.0f}",
-        "replicas": f"{plan.replicas:,}",
-        "devices in all": f"{plan.num_devices:,}",
+        "replicas": "–" if plan.misses else f"{plan.replicas:,}",
+        "devices in all": "–" if plan.misses else f"{plan.num_devices:,}",
         "misses": " and ".join(plan.misses) or "nothing",
     }
 
@@ -112,11 +112,15 @@ COMPARED: Final = ("size", "devices", "KV", "at once", "TTFT", "TPOT", "tokens/s
 
 
 def compared(plan: Plan) -> tuple[str, ...]:
-    """A storage of the weights as a row under COMPARED."""
+    """A storage of the weights as a row under COMPARED.
+
+    Where a target is missed, no number of replicas helps, so only the devices of one are told.
+    """
     choice, pace = plan.choice, plan.loaded
+    replicas = "–" if plan.misses else f"{plan.replicas:,}"
     return (
         size(plan.stored_bytes),
-        f"{plan.replicas:,} × {choice.tensor_parallel}",
+        f"{replicas} × {choice.tensor_parallel}",
         kv_name(choice.cache_type),
         f"{pace.concurrency:,}",
         in_units(pace.ttft_s),
@@ -142,12 +146,18 @@ def memory_rows(plan: Plan) -> list[tuple[str, str, str]]:
     return [*rows, holds]
 
 
+def assumed(hardware: Hardware) -> str:
+    """What the shares of the roofline are, and where they come from."""
+    return hardware.efficiency.source
+
+
 def speed_title(hardware: Hardware) -> str:
     efficiency = hardware.efficiency
     known = "measured" if not hardware.is_gpu else "printed"
+    assumed = "assumed" if hardware.is_gpu else "fitted"
     return (
-        f"Speed of one replica (roofline with {efficiency.memory:.0%} of the {known} bandwidth, "
-        f"{efficiency.compute:.0%} of the compute)"
+        f"Speed of one replica (roofline, {assumed}: {efficiency.memory:.0%} of the {known} "
+        f"bandwidth, {efficiency.compute:.0%} of the compute)"
     )
 
 
