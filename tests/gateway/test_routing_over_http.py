@@ -213,6 +213,7 @@ async def test_when_all_want_peace_the_client_hears_for_how_long(
     assert (await chained.chat()).status == 503
     reply = await chained.chat()
     assert (reply.status, len(a.generations)) == (503, 1)
+    assert reply.error["code"] == "queue_full", "nothing is restarting"
     assert 15 <= int(reply.headers["retry-after"]) <= 24
 
 

@@ -306,8 +306,17 @@ def nobody(chain: Sequence[Route], now: float) -> KvotaError:
             return one.supervised.refusal()
     waits = [one.breaker.retry_after_s(now) for one in backends if one.state.is_healthy]
     held = [wait_s for wait_s in waits if wait_s > 0]
+    reason, what = Refusal.ENGINE_RESTARTING, "can take requests now"
+    if held and all(_is_at_its_limit(one, now) for one in backends):
+        reason, what = Refusal.QUEUE_FULL, "has room: each has asked to be left alone for a while"
     return Refused(
-        Refusal.ENGINE_RESTARTING,
-        f"No backend of {chain[0].name} can take requests now.",
+        reason,
+        f"No backend of {chain[0].name} {what}.",
         retry_after_s=min(held) if held else RETRY_AFTER_UNHEALTHY_S,
     )
+
+
+def _is_at_its_limit(backend: Backend, now: float) -> bool:
+    """It has said so itself; not: it fails, or is away."""
+    is_held = backend.breaker.retry_after_s(now) > 0
+    return backend.may_serve and is_held and not backend.breaker.num_trips_in_row(now)

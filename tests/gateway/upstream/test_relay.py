@@ -1,6 +1,7 @@
 """What a client gets of a backend's answer, good or bad, over real sockets."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -438,6 +439,33 @@ async def test_an_error_with_a_good_status_is_told_as_one(
     world.backend.script = script
     with pytest.raises(wanted, match=error["message"]):
         await (world.stream() if is_stream else world.collect())
+
+
+@pytest.mark.parametrize("choices", [
+    [], [{"index": 0}], [{"message": None}], [{"message": "x"}], [{"index": "a", "text": "x"}],
+    [{"index": 0, "text": "x"}, {"index": 1, "text": 5}],
+])  # fmt: skip
+async def test_a_body_whose_choices_say_nothing_is_a_failed_attempt(
+    world: World, choices: list[Any]
+) -> None:
+    async def script(asked: fake.Received, wire: Wire) -> None:
+        await wire.json({"object": "chat.completion", "choices": choices})
+
+    world.backend.script = script
+    with pytest.raises(AttemptFailed) as failed:
+        await world.collect()
+    assert failed.value.kind_of_failure is FailureKind.MALFORMED
+    assert failed.value.before_first_byte
+
+
+async def test_an_event_of_several_lines_goes_out_as_one(world: World) -> None:
+    lines = [json.dumps(json.loads(one[6:]), indent=1) for one in fake.events(is_done=False)]
+    spread = ["".join(f"data:{line}\r\n" for line in one.split("\n")) for one in lines]
+    world.backend.script = fake.says(*(f"{one}\r\n".encode() for one in spread), fake.DONE)
+    client = await world.stream()
+    assert text_of(client) == TEXT
+    content = client.reply.content.decode()
+    assert all(line.startswith("data: ") for line in content.split("\n") if line)
 
 
 async def test_the_content_type_may_be_written_in_any_case(world: World) -> None:

@@ -33,7 +33,8 @@ def test_any_stream_in_any_pieces_reads_as_the_plain_reader_reads_it(
     edges = [0, *cuts, len(stream)]
     pieces = [stream[start:end] for start, end in pairwise(edges)]
     plain = EventReader()
-    expected = [value for piece in pieces for value in plain.feed(piece)]
+    said = [value for piece in pieces for value in plain.feed(piece)]
+    expected = [value.replace(b"\n", b" ") for value in said]
     assert read(*pieces) == expected
 
 
@@ -41,7 +42,7 @@ def test_any_stream_in_any_pieces_reads_as_the_plain_reader_reads_it(
 def test_fast_and_slow_path_agree(size: int) -> None:
     stream = b": hi\n\ndata: one\n\ndata: two\ndata: lines\n\n: x\n\ndata: [DONE]\n\n"
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    assert read(stream) == read(*pieces) == [b"one", b"two\nlines", b"[DONE]"]
+    assert read(stream) == read(*pieces) == [b"one", b"two lines", b"[DONE]"]
 
 
 def test_the_latest_comment_is_remembered() -> None:

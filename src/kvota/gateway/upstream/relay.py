@@ -15,7 +15,7 @@ and whatever else came before the content is held back until then, so no client 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -278,9 +278,17 @@ class Relay:
             usage = msgspec.convert(body.usage or {}, BackendUsage)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise self._malformed(f"answered with what is no completion ({error})") from None
+        if not (body.choices and all(map(_is_choice, body.choices))):
+            raise self._malformed("answered without a choice that says anything")
         self._reply.has_content = self._passage.has_content = True
         self.read_s = self._clock.now()
         self._passage.take_whole(usage, body.choices, self.read_s)
         if self._ask.model is not None:
             body.model = self._ask.model
         return body
+
+
+def _is_choice(one: dict[str, Any]) -> bool:
+    """Of an answer in one piece, for either path."""
+    has_index = isinstance(one.get("index", 0), int)
+    return has_index and (isinstance(one.get("message"), dict) or isinstance(one.get("text"), str))

@@ -1,7 +1,8 @@
 """Server-sent events as they come from a backend, however the bytes were cut.
 
 Follows the HTML standard's rules (lines end with LF, CR or CRLF; one space after the colon is
-dropped; several data lines are one event; unknown fields are skipped), within a bound. What a
+dropped; several data lines are one event; unknown fields are skipped), within a bound. But several
+lines become one, with spaces: to JSON that is the same, and they go out as one line. What a
 well-behaved backend sends in one read, whole events with one line each, is only split.
 """
 
@@ -75,7 +76,7 @@ class SseReader:
     def _complete(self) -> bytes | None:
         if not self._lines:
             return None
-        value = self._lines[0] if len(self._lines) == 1 else b"\n".join(self._lines)
+        value = self._lines[0] if len(self._lines) == 1 else b" ".join(self._lines)
         self._lines = []
         self._num_bytes = 0
         return value
