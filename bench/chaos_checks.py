@@ -25,7 +25,13 @@ _GAUGES: Final = (
     "backend_requests_running",
     "backend_requests_waiting",
 )
-_LOGGED_FAULTS: Final = ("Traceback", "internal_error", "usage lost", "never awaited", "Exception")
+_LOGGED_FAULTS: Final = (
+    "Traceback",
+    "internal_error",
+    "usage not written",
+    "never awaited",
+    "Exception",
+)
 
 
 async def faults_after(

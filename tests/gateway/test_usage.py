@@ -195,11 +195,29 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(
     book.add(line(1))
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda file, content: write(file, content[:9]))
+        for _ in range(2):
+            with pytest.raises(StoreUnusable, match="disk is full"):
+                book.add(line(10))
         with pytest.raises(StoreUnusable, match="disk is full"):
-            book.add(line(10))
+            book.flush()
     book.add(line(100))
     book.close()
-    assert total(store) == 101
+    assert total(store) == 121, "what the disk did not take was held, and came later"
+
+
+def test_what_a_full_disk_did_not_take_is_flushed_once_it_does(
+    directory: Path, store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, write = UsageBook(directory, store), os.write
+    monkeypatch.setattr("kvota.gateway.usage.HELD_MAX", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, content: write(file, content[:9]))
+        for output in (1, 10, 100):
+            with pytest.raises(StoreUnusable):
+                book.add(line(output))
+    book.flush()
+    assert total(store) == 11, "no more than a bounded number is held"
+    book.close()
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_of_configuration(

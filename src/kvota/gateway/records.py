@@ -73,7 +73,7 @@ class Records:
         try:
             usage.add(line)
         except StoreUnusable as error:
-            self._log.error("usage lost", why=error.message)
+            self._log.error("usage not written", why=error.message)
 
     def _times(self, call: Call, fields: dict[str, Any]) -> RequestTimes:
         """The moments of a request, for a trace."""

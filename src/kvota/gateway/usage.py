@@ -32,6 +32,7 @@ from kvota.gateway.store.usage import UsageFilter, UsageLine, UsageStore, day_of
 __all__ = ["UsageBook", "UsageFilter", "UsageLine", "day_of", "iso_day", "summed"]
 
 FLUSH_EVERY_S: Final = 10.0
+HELD_MAX: Final = 100_000  # lines for which the disk had no room: some 20 MB
 _SEALED_SUFFIX: Final = ".usage"
 _UNBORN_SUFFIX: Final = ".new"  # not locked yet, so not to be seen yet
 _DAMAGED_SUFFIX: Final = ".damaged"
@@ -58,6 +59,7 @@ class UsageBook:
         self._writing = threading.Lock()
         self._flushing = threading.Lock()
         self._num_pending = 0
+        self._held: list[bytes] = []  # which the disk has not taken
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = _new_segment(directory)
@@ -72,12 +74,17 @@ class UsageBook:
         return self._num_pending
 
     def add(self, line: UsageLine) -> None:
-        """Keep a line, for good when this returns. StoreUnusable when the disk takes no more."""
+        """Keep a line, for good when this returns.
+
+        StoreUnusable when the disk takes no more: then it is held in memory, if that is not too
+        much, and written with the next line or flush that the disk takes.
+        """
         content = self._encode(line)
         record = b"%08x %b\n" % (zlib.crc32(content), content)
         with self._writing:
-            self._append(record)
-            self._num_pending += 1
+            if len(self._held) < HELD_MAX:
+                self._held.append(record)
+            self._write_held()
 
     def flush(self) -> None:
         """Bring everything up to now into the database. Blocks. Raises StoreUnusable.
@@ -86,6 +93,8 @@ class UsageBook:
         """
         with self._flushing:
             self._merge_unlocked()
+            with self._writing:
+                self._write_held()
             if self._num_pending:
                 self._seal()
                 self._merge_unlocked()
@@ -107,11 +116,24 @@ class UsageBook:
     def close(self) -> None:
         """Flush if the database is there; if not, the lines wait for the next start. Blocks."""
         with self._flushing:
+            try:
+                with self._writing:
+                    self._write_held()
+            except StoreUnusable as error:
+                self._on_failed(error)
             os.close(self._file)
             try:
                 self._merge_unlocked()
             except StoreUnusable as error:
                 self._on_failed(error)
+
+    def _write_held(self) -> None:
+        held = self._held
+        if not held:
+            return
+        self._append(held[0] if len(held) == 1 else b"".join(held))
+        self._num_pending += len(held)
+        held.clear()
 
     def _append(self, record: bytes) -> None:
         """All of it or none: half a line would spoil the next one."""
