@@ -18,7 +18,7 @@ Lengths are told apart in buckets: 64 to an octave, so exactly below 64 and to 1
 counts as its smallest length when it asks who is still there, so S errs upwards only.
 """
 
-from collections import deque
+from array import array
 from functools import lru_cache
 
 import numpy as np
@@ -71,39 +71,41 @@ def _leading_bits(numbers: Float32Array) -> npt.NDArray[np.int32]:
 
 
 class _Window:
-    """The last outputs of one group, counted by bucket."""
+    """The last outputs of one group, as a ring of 2 · bucket + is_cut."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._last: deque[tuple[int, bool]] = deque()
-        self._ended = np.zeros(NUM_BUCKETS)
-        self._cut = np.zeros(NUM_BUCKETS)
+        self._ring = array("i", bytes(4 * size))
+        self._next = 0  # the place of the next one, which is the oldest once the ring is full
+        self._num = 0
         self.num_ended = 0
         self.num_new = 0  # since the curve was last read
 
     def add(self, bucket: int, *, is_cut: bool) -> None:
-        if len(self._last) == self._size:
-            self._count(*self._last.popleft(), -1)
-        self._last.append((bucket, is_cut))
-        self._count(bucket, is_cut, 1)
+        ring, place = self._ring, self._next
+        if self._num < self._size:
+            self._num += 1
+        elif not ring[place] & 1:
+            self.num_ended -= 1
+        ring[place] = 2 * bucket + is_cut
+        self._next = place + 1 if place + 1 < self._size else 0
+        if not is_cut:
+            self.num_ended += 1
         self.num_new += 1
 
     @property
     def is_stale(self) -> bool:
         """True when more than 1/64 of what the curve rests on is new."""
-        return self.num_new * 64 >= len(self._last)
+        return self.num_new * 64 >= self._num
 
     def curve(self) -> FloatArray:
         """P(length is in this bucket or a later one), per bucket."""
         self.num_new = 0
-        at_risk = 1 + np.cumsum((self._ended + self._cut)[::-1])[::-1]
-        survived = np.cumprod(1 - self._ended / at_risk)
+        kept = np.frombuffer(self._ring, dtype=np.intc, count=self._num)
+        ended, cut = np.bincount(kept, minlength=2 * NUM_BUCKETS).reshape(NUM_BUCKETS, 2).T
+        at_risk = 1 + np.cumsum((ended + cut)[::-1])[::-1]
+        survived = np.cumprod(1 - ended / at_risk)
         return np.concatenate(([1.0], survived[:-1]))
-
-    def _count(self, bucket: int, is_cut: bool, change: int) -> None:
-        counts = self._cut if is_cut else self._ended
-        counts[bucket] += change
-        self.num_ended += 0 if is_cut else change
 
 
 class Forecast:
@@ -131,16 +133,22 @@ class Forecast:
         self._weights = _weights(self._edges)
         self._sums = np.zeros((2, num_groups_max, NUM_BUCKETS))  # over the buckets before each
         self._sum_up(_UNKNOWN)
+        self._asked: set[int] = set()  # groups that were given out,
+        self._speaking: set[int] = set()  # and those that speak for them: their curves are kept up
 
     def group(self, model: str, tenant: str, lane: str) -> int:
         """The number of a group; a new one starts with what its wider groups know."""
         by_model = self._enter((model,), _UNKNOWN)
         by_lane = self._enter((model, lane), by_model)
-        return self._enter((model, tenant, lane), by_lane)
+        group = self._enter((model, tenant, lane), by_lane)
+        if group not in self._asked:
+            self._asked.add(group)
+            self._note_speaking()
+        return group
 
     def is_known(self, group: int) -> bool:
         """True when history speaks for the group; else outputs count as max_tokens long."""
-        return int(self._speaker[group]) != _UNKNOWN
+        return self._speaker.item(group) != _UNKNOWN
 
     def observe(self, group: int, length: int, *, is_cut: bool = False) -> None:
         """An output has ended by itself after `length` tokens; with `is_cut`, it was stopped."""
@@ -149,9 +157,8 @@ class Forecast:
             window = self._windows[group]
             was_thin = window.num_ended < self._thin_below
             window.add(bucket, is_cut=is_cut)
-            if window.is_stale:
-                self._curves[group] = window.curve()
-                self._sum_up(group)
+            if window.is_stale and group in self._speaking:
+                self._take_curve(group)
             if was_thin != (window.num_ended < self._thin_below):
                 self._appoint_speakers()
             group = self._parents[group]
@@ -207,11 +214,15 @@ class Forecast:
         """Σ S(x) or Σ x·S(x) for x in 1..length_max: whole buckets, and a part of the last."""
         last = min(length_max, LENGTH_MAX)
         bucket = _bucket_of_one(last)
-        first = max(int(self._edges[bucket]), 1)
+        first = max(self._edges.item(bucket), 1)
         num = last - first + 1
         part = num if what == _COUNT else num * (first + last) / 2
-        speaker = self._speaker[group]
-        return float(self._sums[what, speaker, bucket] + part * self._curves[speaker, bucket])
+        speaker = self._speaker.item(group)
+        return self._sums.item(what, speaker, bucket) + part * self._curves.item(speaker, bucket)
+
+    def _take_curve(self, group: int) -> None:
+        self._curves[group] = self._windows[group].curve()
+        self._sum_up(group)
 
     def _sum_up(self, group: int) -> None:
         weighted = self._weights[:, :-1] * self._curves[group, :-1]
@@ -236,6 +247,13 @@ class Forecast:
             if group != _UNKNOWN:
                 is_thin = self._windows[group].num_ended < self._thin_below
                 self._speaker[group] = self._speaker[parent] if is_thin else group
+        self._note_speaking()
+
+    def _note_speaking(self) -> None:
+        """Whoever begins to speak brings its curve up to date."""
+        before, self._speaking = self._speaking, {self._speaker.item(one) for one in self._asked}
+        for group in self._speaking - before:
+            self._take_curve(group)
 
     def _is_wider(self, candidate: int, group: int) -> bool:
         while group != _UNKNOWN:

@@ -53,7 +53,9 @@ class Ledger:
         self.capacity_tokens = capacity_tokens
         self.block_size = block_size
         self._policy = policy
-        self._columns = np.zeros((_FIELDS, 64), dtype=np.int64)
+        self._columns = np.zeros((_FIELDS, 64), dtype=np.int64)  # of the leases, by their places
+        self._unwritten: set[str] = set()  # whose column is not what `_fields` says
+        self._fields: dict[str, tuple[int, ...]] = {}  # of Rows, in its order
         self._ids: list[str] = []
         self._places: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
@@ -69,8 +71,8 @@ class Ledger:
 
     @property
     def rows(self) -> Rows:
-        """All leases, in no order. A live view."""
-        return Rows(*self._columns[:, : len(self._ids)])
+        """All leases, in no order. A view: true until the next change."""
+        return Rows(*self._written())
 
     @property
     def pinned_tokens(self) -> int:
@@ -98,7 +100,7 @@ class Ledger:
 
         O(leases × points of the policy's time grid).
         """
-        columns = self._columns[:, : len(self._ids)]
+        columns = self._written()
         if without:
             columns = np.delete(columns, [self._places[lease_id] for lease_id in without], axis=1)
         return self._peak_of(columns, extra) + self._pinned_with(extra, without)
@@ -107,7 +109,7 @@ class Ledger:
         """The same for the leases of the long lane and `extra`, with all the prefixes they name."""
         long = self._long
         named = sum(len(self._claims[lease_id].prefix_blocks) for lease_id in long)
-        columns = self._columns[:, [self._places[lease_id] for lease_id in long]]
+        columns = self._written()[:, [self._places[lease_id] for lease_id in long]]
         pinned = (named + len(extra.prefix_blocks)) * self.block_size
         return self._peak_of(columns, [extra]) + pinned
 
@@ -132,12 +134,10 @@ class Ledger:
 
     def add(self, lease_id: str, claim: Claim) -> None:
         assert lease_id not in self._places, f"{lease_id} holds a lease already"
-        place = len(self._ids)
-        if place == self._columns.shape[1]:
-            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
-        self._columns[:, place] = claim.fields
+        self._places[lease_id] = len(self._ids)
         self._ids.append(lease_id)
-        self._places[lease_id] = place
+        self._fields[lease_id] = claim.fields
+        self._unwritten.add(lease_id)
         self._claims[lease_id] = claim
         self._worst[lease_id] = claim.worst_tokens
         self._worst_tokens += claim.worst_tokens
@@ -149,14 +149,14 @@ class Ledger:
 
         `private_tokens`, where the engine tells it: KV that this lease alone holds now.
         """
-        column = self._columns[:, self._places[lease_id]]
-        prompt, own, before, left, _, group = column.tolist()
+        prompt, own, before, left, _, group = self._fields[lease_id]
         own += produced - before
         left = max(left - (produced - before), 0)
         if private_tokens is not None:
             in_blocks = -(-own // self.block_size) * self.block_size
             prompt = max(private_tokens - num_open * in_blocks, 0)
-        column[:] = (prompt, own, produced, left, num_open, group)
+        self._fields[lease_id] = prompt, own, produced, left, num_open, group
+        self._unwritten.add(lease_id)
         worst = self._worst_of(prompt, own, left, num_open)
         self._worst_tokens += worst - self._worst[lease_id]
         self._worst[lease_id] = worst
@@ -165,11 +165,13 @@ class Ledger:
         """The lease holds nothing any more."""
         place = self._places.pop(lease_id)
         self._worst_tokens -= self._worst.pop(lease_id)
+        del self._fields[lease_id]
+        self._unwritten.discard(lease_id)
         last_id = self._ids.pop()
         if last_id != lease_id:
-            self._columns[:, place] = self._columns[:, len(self._ids)]
             self._ids[place] = last_id
             self._places[last_id] = place
+            self._unwritten.add(last_id)
         for block in self._claims.pop(lease_id).prefix_blocks:
             self._pinned[block] -= 1
             if not self._pinned[block]:
@@ -190,10 +192,21 @@ class Ledger:
         assert all(self._ids[place] == lease_id for lease_id, place in self._places.items())
         named = Counter(block for claim in self._claims.values() for block in claim.prefix_blocks)
         assert named == self._pinned, "a pinned block is miscounted"
+        columns = [self._fields[lease_id] for lease_id in self._ids]
+        assert self._written().T.tolist() == [list(one) for one in columns], "a column is old"
         assert (self.rows.left >= 0).all(), "a lease has produced more than its max_tokens"
-        assert (self._columns >= 0).all(), "a lease holds less than nothing"
+        assert all(min(one) >= 0 for one in columns), "a lease holds less than nothing"
         assert sorted(self._worst) == sorted(self._ids)
         assert sum(self._worst.values()) == self._worst_tokens, "the worst case is miscounted"
+
+    def _written(self) -> IntArray:
+        """The columns of all leases, with what has changed since they were last looked at."""
+        while self._columns.shape[1] < len(self._ids):
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
+        for lease_id in self._unwritten:
+            self._columns[:, self._places[lease_id]] = self._fields[lease_id]
+        self._unwritten.clear()
+        return self._columns[:, : len(self._ids)]
 
     def _worst_of(self, prompt: int, own: int, left: int, num_open: int) -> int:
         """As if the last block of every choice held one token only."""
