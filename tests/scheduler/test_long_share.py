@@ -41,12 +41,23 @@ def test_what_it_was_left_out_of_is_paid_back_where_no_short_prompt_is_read() ->
     assert share.of_step(7.0, reads_short=False) == pytest.approx(SHARE)
 
 
-def test_debts_are_bounded_and_end_with_the_long_prompts() -> None:
-    share = seen(others_s=7.0, now=7.0)
-    for _ in range(OWED_MAX):
-        assert share.may_defer
+def parts_owed_at_most(share: LongShare) -> int:
+    num_parts = 0
+    while share.may_defer:
         share.defer()
-    assert not share.may_defer
+        num_parts += 1
+    return num_parts
+
+
+@pytest.mark.parametrize(("part", "num_parts"), [(1.0, 4), (0.5, 8), (0.18, 23), (0.1, 40)])
+def test_four_whole_steps_are_owed_at_most(part: float, num_parts: int) -> None:
+    assert OWED_MAX == 4
+    assert parts_owed_at_most(LongShare(part)) == num_parts
+
+
+def test_debts_end_with_the_long_prompts() -> None:
+    share = seen(others_s=7.0, now=7.0)
+    assert parts_owed_at_most(share) > 0
     share.see(has_long=False, has_others=True, now=7.0)
     assert share.may_defer
     assert share.of_step(7.0, reads_short=False) == pytest.approx(SHARE)
@@ -62,4 +73,4 @@ def test_whatever_comes_it_loses_no_more_than_what_may_be_owed() -> None:
         else:
             given += share.of_step(7.0, reads_short=reads_short)
         plain += SHARE
-        assert plain - OWED_MAX * SHARE - 1e-6 <= given <= plain + 1e-6
+        assert plain - OWED_MAX - 1e-6 <= given <= plain + 1e-6

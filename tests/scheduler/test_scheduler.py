@@ -107,13 +107,33 @@ def test_a_flood_of_short_prompts_holds_a_long_one_up_for_a_few_steps_and_no_mor
     long = loop.add(new_request("long", TEXT[:20] * 16, 2))
     loop.step()
     sizes = []
-    for number in range(OWED_MAX + 20):
+    num_owed_max = 4 * OWED_MAX  # parts of a quarter
+    for number in range(num_owed_max + 20):
         for name in ("a", "b"):
             loop.add(new_request(f"{name}{number}", TEXT[40 + number : 55 + number], 1))
         loop.step()
         sizes.append(chunk_sizes(loop).get(only(long).id, 0))
-    assert sizes[:OWED_MAX] == [0] * OWED_MAX
-    assert all(size > 0 for size in sizes[OWED_MAX:])
+    assert sizes[:num_owed_max] == [0] * num_owed_max
+    assert all(size > 0 for size in sizes[num_owed_max:])
+
+
+def test_short_prompts_that_come_at_once_are_read_as_if_no_long_one_were_there() -> None:
+    """The last of twelve, which take as many steps: with a small share they once took more."""
+    limits = SchedulerLimits(
+        max_num_batched_tokens=16, long_prefill_threshold=16, long_prefill_share=0.18
+    )
+    num_steps = []
+    for is_beside_long in (False, True):
+        loop = StepLoop(num_blocks=400, limits=limits)
+        if is_beside_long:
+            loop.add(new_request("long", TEXT[:20] * 16, 2))
+            loop.step()
+        begun = len(loop.plans)
+        short = [loop.add(new_request(f"{n}", [n, *TEXT[:15]], 1)) for n in range(12)]
+        while not all(group.is_finished for group in short):
+            loop.step()
+        num_steps.append(len(loop.plans) - begun)
+    assert num_steps == [12, 12]
 
 
 def test_a_long_prompt_is_not_left_out_for_a_short_one_that_cannot_begin() -> None:

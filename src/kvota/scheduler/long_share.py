@@ -7,12 +7,18 @@ prompt. Both are kept short, and a long prompt keeps its pace all the same:
   prompts is there any more, the share does not leap to all of the step: it doubles every
   `DOUBLES_S`, since where short requests come often, the next one would wait for a whole step.
 - A step that reads a short prompt leaves the long ones out and owes them their part. It is paid
-  back in the steps that read no short prompt, which take twice the share. At most `OWED_MAX` parts
-  are owed; then long prompts are in every step, whatever else is read. So nobody starves.
+  back in the steps that read no short prompt, which take twice the share. At most `OWED_MAX` whole
+  steps are owed: short prompts that come all at once are read as if nobody else were there. Then
+  long prompts are in every step, whatever else is read. So nobody starves.
+
+The bound is in whole steps because a part may be small: of eight parts of 0.18 short prompts had
+used up all after 0.4 s, and then the last of them waited half as long again.
 """
 
+from math import ceil
+
 DOUBLES_S = 1.0
-OWED_MAX = 8
+OWED_MAX = 4  # whole steps; with half of a step for long prompts, 8 parts
 _DOUBLED_MAX = 30
 
 
@@ -21,6 +27,7 @@ class LongShare:
 
     def __init__(self, share: float) -> None:
         self._share = share
+        self._num_owed_max = ceil(OWED_MAX / share)
         self._others_s: float | None = None  # when anything but long prompts was there last
         self._num_owed = 0
 
@@ -35,7 +42,7 @@ class LongShare:
     @property
     def may_defer(self) -> bool:
         """Whether a step that reads short prompts may leave the long ones out."""
-        return self._num_owed < OWED_MAX
+        return self._num_owed < self._num_owed_max
 
     def defer(self) -> None:
         """The step reads short prompts and leaves the long ones out."""
