@@ -202,7 +202,7 @@ def _chain(
 
     A model over its threshold is passed over as long as one behind it is not.
     """
-    if not asked.may_fall_back:
+    if route.entry.fallback is None or not asked.may_fall_back:
         return (route,), None
     chain = tuple(
         one for one in rules.table.chain(route) if one is route or asked.caller.may_use(*one.names)

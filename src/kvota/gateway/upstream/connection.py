@@ -76,6 +76,7 @@ class Upstream:
         self._clock = clock
         self._path = urlsplit(settings.url).path.rstrip("/")
         self._standing = _standing_head(settings)
+        self._num_standing_breaks = self._standing.count("\n")
         self._pool = _pool(settings)
         self._is_closed = False
 
@@ -208,7 +209,7 @@ class Upstream:
         if body is not None or method != "GET":
             lines.append(f"content-length: {len(body or b'')}")
         head = "\r\n".join(lines)
-        num_breaks = len(lines) - 1 + self._standing.count("\n")
+        num_breaks = len(lines) - 1 + self._num_standing_breaks
         if head.count("\n") != num_breaks or head.count("\r") != num_breaks:
             raise ValueError("a header with a line break in it")  # it would be another header
         return head.encode() + b"\r\n\r\n" + (body or b"")

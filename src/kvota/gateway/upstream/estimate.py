@@ -42,11 +42,12 @@ def estimated_tokens(text: bytes) -> int:
     """Of UTF-8. At least 1 for any text, 0 for none."""
     if not text:
         return 0
-    tokens, left = 0.0, text
+    tokens, left, num_left = 0.0, text, len(text)
     for kind, weight in _CLASSES:
-        others = left.translate(None, kind)
-        tokens += weight * (len(left) - len(others))
-        if not others:
+        left = left.translate(None, kind)
+        num_others = len(left)
+        tokens += weight * (num_left - num_others)
+        if not num_others:
             break
-        left = others
+        num_left = num_others
     return max(1, round(tokens))

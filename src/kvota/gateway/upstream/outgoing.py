@@ -27,6 +27,10 @@ _TRACING: Final = (b"traceparent", b"tracestate")
 _FOR_NODES: Final = (b"x-kvota-deadline-s", b"x-kvota-priority")
 _ABSENT: Final = (b"null", b"false")
 _NOTHING: Final[Mapping[str, Any]] = {}
+_TRUE: Final = msgspec.Raw(b"true")
+_FALSE: Final = msgspec.Raw(b"false")
+_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
+_RUNNING_USAGE: Final = msgspec.Raw(b'{"include_usage":true,"continuous_usage_stats":true}')
 _Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(_Fields)
 
@@ -46,12 +50,9 @@ def outgoing_body(
     _put(fields, {"model": model, **also})
     fields.pop("stream_options", None)
     is_streamed = is_streamable(fields)
-    _put(fields, {"stream": is_streamed})
+    fields["stream"] = _TRUE if is_streamed else _FALSE
     if is_streamed and traits.has_stream_usage:
-        options = {"include_usage": True}
-        if traits.has_running_usage:
-            options["continuous_usage_stats"] = True
-        _put(fields, {"stream_options": options})
+        fields["stream_options"] = _RUNNING_USAGE if traits.has_running_usage else _USAGE
     return msgspec.json.encode(fields)
 
 

@@ -251,14 +251,14 @@ class Relay:
     def _put_together(self, assembler: Assembler, values: Sequence[bytes], now: float) -> None:
         passage, likeness, at = self._passage, self._passage.likeness, 0
         while at < len(values) and not passage.is_done:
-            value = values[at]
             if likeness.is_known and (texts := passage.take_alike(values, at, now)):
-                num_bytes = len(texts) * len(value)  # nearly: they differ in their texts
+                num_bytes = len(texts) * len(values[at])  # nearly: they differ in their texts
                 assembler.add_texts(likeness.choice, likeness.field, texts, num_bytes)
                 at += len(texts)
-                continue
+                if at == len(values):
+                    break
+            passed = passage.take(values[at], now)  # which is not like those
             at += 1
-            passed = passage.take(value, now)
             if passed is not None:
                 assembler.add(passed)
                 self._num_held += len(passed)
