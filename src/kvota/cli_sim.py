@@ -27,7 +27,7 @@ from kvota.sim.records import Targets, WorldResult
 from kvota.sim.simulate import Simulation, report
 from kvota.sim.simulate import simulate as run_simulation
 from kvota.telemetry.steps import read_records
-from kvota.tools.report.html import write_html, write_json
+from kvota.tools.report.html import require_writable, write_html, write_json
 from kvota.tools.report.terminal import progress_bar, show
 from kvota.traffic.arrival import Scaling
 
@@ -125,6 +125,7 @@ def simulate(
 
     With --capacity, many of such nodes behind the gateway's router.
     """
+    require_writable(json_file, html)
     step_cost, jitter = (EXAMPLE_COST, None) if cost is None else read_cost(_existing(cost))
     asked = Simulation(
         trace=_existing(trace),

@@ -30,7 +30,7 @@ from kvota.tools.load.loopback import FLAG
 from kvota.tools.load.measure import Slo
 from kvota.tools.load.progress import Bar
 from kvota.tools.load.schedule import BadLengths, Lengths, Shape
-from kvota.tools.load.session import Finding, Mode, Where, facts_of, run
+from kvota.tools.load.session import Finding, Mode, Where, facts_of, paths_of, run
 from kvota.tools.load.soak import soak as measure_soak
 from kvota.tools.load.soak_page import soak_report
 from kvota.tools.load.sweep import SweepOptions
@@ -38,6 +38,7 @@ from kvota.tools.load.sweep import sweep as measure_sweep
 from kvota.tools.load.sweep_page import sweep_report
 from kvota.tools.load.throughput import BATCHES
 from kvota.tools.load.throughput import throughput as measure_throughput
+from kvota.tools.report.html import require_writable
 from kvota.tools.report.terminal import progress_bar, show
 
 EXIT_BAD: Final = 1
@@ -236,10 +237,12 @@ def _where(
 def _run(name: str, mode: Mode, where: Where, out: Path | None) -> None:
     """Measure with a bar, print the first table and the verdict, write both files."""
     console = Console(highlight=False)
+    paths = paths_of(out or Path(f"bench-{name}"))
     try:
+        require_writable(*paths)
         with progress_bar() as bar, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             finding = runner.run(run(where, mode, Bar(bar)))
-        paths = finding.write(out or Path(f"bench-{name}"))
+        finding.write(paths)
     except KvotaError as error:
         Console(stderr=True, highlight=False).print(escape(error.message), soft_wrap=True)
         sys.exit(EXIT_UNUSABLE)

@@ -25,7 +25,7 @@ from kvota.tools.doctor.stations import as_json as stations_as_json
 from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.watch import Patient, watch
 from kvota.tools.doctor.window import Window
-from kvota.tools.report.html import Report, write_html, write_json
+from kvota.tools.report.html import Report, require_writable, write_html, write_json
 from kvota.tools.report.terminal import progress_bar
 
 EXIT_PROBLEM = 1
@@ -73,13 +73,16 @@ def doctor(
         "kvota": __version__,
     }
     if url is not None:
+        out = out or (None if as_json else Path("doctor"))
+    if out is not None:
+        require_writable(*_paths(out))
+    if url is not None:
         window = _watch(url, api_key, seconds, every)
         diagnosis = diagnose(window, Targets(ttft_s=ttft, tpot_s=tpot))
         found, shown = list(diagnosis.findings), _diagnosis_as_json(diagnosis)
         report = server_report(diagnosis, window, {"server": url, **facts})
         if not as_json:
             show_diagnosis(diagnosis, console)
-            out = out or Path("doctor")
     else:
         folder = (cache_dir or cache_dir_of(os.environ)).expanduser()
         machine = this_machine(folder, port, os.environ)
@@ -119,8 +122,12 @@ def _diagnosis_as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
+def _paths(stem: Path) -> tuple[Path, Path]:
+    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.html")
+
+
 def _write(stem: Path, shown: dict[str, Any], report: Report, console: Console) -> None:
-    paths = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.html")
+    paths = _paths(stem)
     write_json(shown, paths[0])
     write_html(report, paths[1])
     console.print(f"\nWritten: {paths[0]}, {paths[1]}", markup=False, soft_wrap=True)

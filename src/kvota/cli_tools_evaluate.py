@@ -21,7 +21,7 @@ from kvota.tools.evaluate.served import Place
 from kvota.tools.evaluate.tasks import COMMAND, TaskOptions
 from kvota.tools.evaluate.texts import shipped_prompts, shipped_texts, text_of
 from kvota.tools.load.progress import Bar
-from kvota.tools.report.html import write_html, write_json
+from kvota.tools.report.html import require_writable, write_html, write_json
 from kvota.tools.report.terminal import progress_bar, show
 
 EXITS: Final = {Verdict.GOOD: 0, Verdict.WORSE: 1, Verdict.UNDECIDED: 2}
@@ -92,15 +92,16 @@ def evaluate_command(
         max_tokens=max_tokens,
         concurrency=concurrency,
     )
+    written = out.with_name(out.name + ".json"), out.with_name(out.name + ".html")
+    require_writable(*written)
     with progress_bar() as bar:
         found = asyncio.run(evaluate(*places, options, Bar(bar)))
-    _show(found, out)
+    _show(found, written)
     sys.exit(EXITS[found.verdict])
 
 
-def _show(found: Evaluation, out: Path) -> None:
+def _show(found: Evaluation, written: tuple[Path, Path]) -> None:
     now = datetime.now().astimezone()
-    written = out.with_name(out.name + ".json"), out.with_name(out.name + ".html")
     write_json(page.as_json(found, time.time()), written[0])
     write_html(page.report(found, now.strftime("%Y-%m-%d %H:%M %Z")), written[1])
     console = Console(highlight=False, soft_wrap=True)

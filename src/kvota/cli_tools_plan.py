@@ -15,7 +15,7 @@ from kvota.tools.plan.question import Question, cache_type, read_hardware, read_
 from kvota.tools.plan.recommend import DEVICES_MAX, Recommendation, Wanted
 from kvota.tools.plan.show import as_json, show, show_side_by_side
 from kvota.tools.plan.workload import TYPICAL_OUTPUT, TYPICAL_PROMPT, Workload
-from kvota.tools.report.html import write_html
+from kvota.tools.report.html import require_writable, write_html
 
 EXIT_IMPOSSIBLE = 2
 PIPED_WIDTH = 120  # columns
@@ -62,6 +62,7 @@ def plan(
 ) -> None:
     """What MODEL needs, how many users a machine carries, and the settings for it."""
     try:
+        require_writable(html)
         shape, stored = read_model(model)
         question = Question(
             shape=shape,

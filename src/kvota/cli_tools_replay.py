@@ -20,7 +20,7 @@ from kvota.tools.replay.tenants import keys_for, read_keys
 from kvota.tools.replay.trace_page import trace_report
 from kvota.tools.replay.words import population_table, shape_table
 from kvota.tools.report import terminal
-from kvota.tools.report.html import Table, write_html, write_json
+from kvota.tools.report.html import Table, require_writable, write_html, write_json
 from kvota.traffic.arrival import Scaling
 from kvota.traffic.curves import Curves, curves_of, curves_of_clients
 from kvota.traffic.opening import TraceFormat, Traffic, format_of, open_traffic
@@ -82,6 +82,7 @@ def replay_command(
     Answers get exactly the lengths they had. Exits with 1 when the result says nothing.
     """
     check_host(url, is_allowed=i_may_load_this_host)
+    require_writable(json_file, html)
     source = Source(
         path=file,
         scaling=_scaling(time_scale, length_scale),
@@ -154,6 +155,7 @@ def describe(
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
 ) -> None:
     """Lengths, burstiness, tenants and shared prefixes of a file, as it is."""
+    require_writable(html)
     with terminal.progress_bar() as bar:
         bar.add_task(f"reading {file.name}", total=None)
         found = _described(file)

@@ -153,7 +153,7 @@ def test_what_is_promised_fits_and_keeps_the_targets(
     assert 1 <= at_once <= min(max(one.num_typical, 1), CONCURRENCY_MAX)
     assert at_once * prompt * one.kv_bytes_per_token <= one.memory.kv_bytes
     assert set(one.loaded.misses(work)) <= set(one.misses)
-    assert one.replicas * one.users_per_replica >= work.users
+    assert one.misses or one.replicas * one.users_per_replica >= work.users
     assert one.max_num_batched_tokens >= 2 * at_once or at_once == 1
 
 

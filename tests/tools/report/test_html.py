@@ -14,6 +14,7 @@ from kvota.tools.report.html import (
     Section,
     Table,
     render,
+    require_writable,
     write_html,
     write_json,
 )
@@ -103,3 +104,15 @@ def test_a_column_of_sentences_may_be_broken_and_a_column_of_figures_may_not() -
     page = render(Report("Title", sections=[Section("Rows", table=table)]))
     assert page.count('<td class="text">') == 2
     assert "<td>1</td>" in page
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    require_writable(kept, None, tmp_path / "new" / "page.html")
+    assert kept.read_text() == "{}"
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(CannotWrite, match=r"kept\.json/page\.html cannot be written"):
+        require_writable(kept / "page.html")
+    with pytest.raises(CannotWrite, match="cannot be written: Is a directory"):
+        require_writable(tmp_path / "new")

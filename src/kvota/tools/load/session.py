@@ -50,12 +50,15 @@ class Finding:
             "result": asdict(self.result),
         }
 
-    def write(self, stem: Path) -> tuple[Path, Path]:
-        """The JSON and the page, beside each other. Raises CannotWrite."""
-        paths = stem.with_name(stem.name + ".json"), stem.with_name(stem.name + ".html")
+    def write(self, paths: tuple[Path, Path]) -> None:
+        """The JSON and the page. Raises CannotWrite."""
         write_json(self.as_json(), paths[0])
         write_html(self.report, paths[1])
-        return paths
+
+
+def paths_of(stem: Path) -> tuple[Path, Path]:
+    """The JSON and the page, beside each other."""
+    return stem.with_name(stem.name + ".json"), stem.with_name(stem.name + ".html")
 
 
 Mode = Callable[[Bench], Awaitable[Finding]]

@@ -90,6 +90,23 @@ def write_json(content: object, path: Path) -> None:
     _write(path, json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def require_writable(*paths: Path | None) -> None:
+    """Raises CannotWrite for a place where nothing can be written, before the work is done.
+
+    Makes the folders, and leaves a file that is there as it was.
+    """
+    for path in (one for one in paths if one is not None):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            was_there = path.exists()
+            with path.open("ab"):
+                pass
+            if not was_there:
+                path.unlink()
+        except OSError as error:
+            raise CannotWrite(f"{path} cannot be written: {error.strerror}.") from error
+
+
 def render(report: Report) -> str:
     """The page as text."""
     kind = "verdict bad" if report.is_bad else "verdict"
