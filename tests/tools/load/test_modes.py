@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from math import exp
 from random import Random
 
 import pytest
@@ -129,7 +130,8 @@ def test_a_server_that_keeps_its_memory_is_steady() -> None:
     assert found.is_good
     verdict = soak_report(found, {}).verdict
     assert re.fullmatch(
-        r"Memory is steady: -?\d+\.\d MiB in 6\.\d minutes\. TTFT is steady: -?\S+ ms in "
+        r"Memory is steady: -?\d+\.\d MiB in 6\.\d minutes\. A leak, if any, is below \d+\.\d MiB "
+        r"per hour, 99 % sure\. TTFT is steady: -?\S+ ms in "
         r"6\.\d minutes\. KV memory is back to what it was\.",
         verdict,
     ), verdict
@@ -144,6 +146,35 @@ def test_a_leak_is_found_with_its_slope() -> None:
     report = soak_report(found, {})
     assert report.is_bad
     assert report.verdict.startswith("Memory leaks: 7")
+
+
+def test_a_cache_that_fills_and_is_full_has_settled() -> None:
+    found = soaked(
+        SimServer(memory=noisy(lambda at_s: 1000 * MIB + 200 * MIB * (1 - exp(-at_s / 165)))),
+        minutes=15,
+    )
+    assert found.memory_trend is not None
+    assert found.memory_trend.verdict is Verdict.SETTLED
+    assert found.is_good
+    assert re.match(
+        r"Memory has settled: \d+\.\d MiB in 9\.\d minutes, then no more\. A leak, if any, is "
+        r"below \d+\.\d MiB per hour, 99 % sure\. TTFT",
+        soak_report(found, {}).verdict,
+    ), soak_report(found, {}).verdict
+
+
+def test_a_cache_that_still_fills_is_undecided_and_the_report_says_what_it_saw() -> None:
+    found = soaked(
+        SimServer(memory=noisy(lambda at_s: 1000 * MIB + 200 * MIB * (1 - exp(-at_s / 160))))
+    )
+    assert found.memory_trend is not None
+    assert found.memory_trend.verdict is Verdict.UNDECIDED
+    assert not found.is_good
+    assert re.match(
+        r"Whether memory grows is undecided: lately \d+\.\d MiB to \d+\.\d MiB per hour, judged "
+        r"against \d+\.\d MiB\. Run longer\.",
+        soak_report(found, {}).verdict,
+    ), soak_report(found, {}).verdict
 
 
 def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:

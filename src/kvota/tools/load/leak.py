@@ -3,22 +3,40 @@
 Memory and latency series are not independent samples: allocators keep what they got, collections
 come in waves. So the time after the warm-up is cut into `NUM_BLOCKS` blocks, each block is
 represented by its median, and a line is fitted to those (least squares). The confidence interval
-is Student's with blocks − 2 degrees of freedom.
+is Student's with blocks − 2 degrees of freedom. The second half of that time, cut into as many
+blocks of its own, gets a line as well: what the series does lately.
 
-Verdicts. LEAK: the whole interval is above 0, the growth over the run is worth mentioning
-(`growth_min`), and it does not level off: the second half alone grows at least `STEADY_SHARE` as
-fast as the whole. STEADY: growth of `growth_min` is outside the interval. UNDECIDED: neither;
-the run was too short or too noisy to tell.
+    |- warm-up: a third -|- judged ------------------------|
+                                          |- lately -------|
+
+Growth of less than `growth_min` over the judged time is nobody's worry; as a rate, that is the
+resolution of the run. Verdicts, the first that holds:
+
+LEAK        the judged time grows: its interval is above 0, and the growth is worth mentioning; it
+            does not level off: lately it grows at least `STEADY_SHARE` as fast as the whole; and it
+            is no single step: without its largest rise, at least half of that share remains
+STEADY      the interval of the judged time is below the resolution
+SETTLED     it did grow, but lately the interval is below that same resolution
+UNDECIDED   the run was too short or too noisy to tell
+
+STEADY and SETTLED name a rate that a leak may still have: the upper end of the interval. A series
+that grows at the resolution or faster is called one of them in at most 1 run of 100. What changes
+more slowly than the run is long looks like a leak: a cache that fills for hours, a rare collection.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import nan, sqrt
 from statistics import median
 
+Points = Sequence[tuple[float, float]]
+
 NUM_BLOCKS = 16
+NUM_LATE_BLOCKS_MIN = 8  # of requests, which are few, some blocks may have none
 WARM_UP_SHARE = 1 / 3
+LATE_SHARE = 2 / 3  # of the run, where "lately" begins
 STEADY_SHARE = 0.7
 NORMAL_QUANTILE = 2.5758293035489004  # 99 %, two-sided
 
@@ -26,7 +44,12 @@ NORMAL_QUANTILE = 2.5758293035489004  # 99 %, two-sided
 class Verdict(StrEnum):
     LEAK = "leak"
     STEADY = "steady"
+    SETTLED = "settled"
     UNDECIDED = "undecided"
+
+    @property
+    def is_good(self) -> bool:
+        return self in (Verdict.STEADY, Verdict.SETTLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +60,18 @@ class Slope:
     margin: float
     level: float  # of the line, at its middle
 
+    @property
+    def most_per_s(self) -> float:
+        """The upper end of the interval."""
+        return self.per_s + self.margin
+
 
 @dataclass(frozen=True, slots=True)
 class Trend:
     """What a series does after its warm-up. `span_s` is what was judged."""
 
     slope: Slope
-    later_per_s: float  # of the second half alone
+    later: Slope  # of the second half alone
     span_s: float
     growth_min: float
     verdict: Verdict
@@ -57,20 +85,30 @@ class Trend:
     def growth_margin(self) -> float:
         return self.slope.margin * self.span_s
 
+    @property
+    def resolution_per_s(self) -> float:
+        """Growth of less is nobody's worry."""
+        return self.growth_min / self.span_s if self.span_s else nan
 
-def trend(points: Sequence[tuple[float, float]], growth_min: float) -> Trend:
+    @property
+    def leak_max_per_s(self) -> float:
+        """What leaks faster is excluded, 99 % sure: by the whole time, or by its second half."""
+        steady = self.verdict is Verdict.STEADY
+        return max(0.0, (self.slope if steady else self.later).most_per_s)
+
+
+def trend(points: Points, growth_min: float) -> Trend:
     """`points`: (seconds, value), in order of time. Growth below `growth_min` is nobody's worry."""
-    blocks = _blocks(points)
-    if len(blocks) < NUM_BLOCKS:
-        return Trend(Slope(nan, nan, nan), nan, 0.0, growth_min, Verdict.UNDECIDED)
-    slope = fit(blocks)
-    later = fit(blocks[NUM_BLOCKS // 2 :])
-    span_s = blocks[-1][0] - blocks[0][0]
-    verdict = _verdict(slope, later.per_s, span_s, growth_min)
-    return Trend(slope, later.per_s, span_s, growth_min, verdict)
+    blocks, late_blocks = _blocks(points, WARM_UP_SHARE), _blocks(points, LATE_SHARE)
+    if len(blocks) < NUM_BLOCKS or len(late_blocks) < NUM_LATE_BLOCKS_MIN:
+        unknown = Slope(nan, nan, nan)
+        return Trend(unknown, unknown, 0.0, growth_min, Verdict.UNDECIDED)
+    later = fit(late_blocks)
+    verdict = _verdict(blocks, later, growth_min)
+    return Trend(fit(blocks), later, _span_s(blocks), growth_min, verdict)
 
 
-def fit(points: Sequence[tuple[float, float]]) -> Slope:
+def fit(points: Points) -> Slope:
     """Least squares with Student's interval; at least three points at different times."""
     num = len(points)
     mean_x = sum(x for x, _ in points) / num
@@ -98,20 +136,43 @@ def student_quantile(degrees: int) -> float:
     return sum(term / float(degrees) ** power for power, term in enumerate(terms))
 
 
-def _verdict(slope: Slope, later_per_s: float, span_s: float, growth_min: float) -> Verdict:
-    growth, margin = slope.per_s * span_s, slope.margin * span_s
-    is_worth = growth >= growth_min
-    if growth - margin > 0 and is_worth and later_per_s >= STEADY_SHARE * slope.per_s:
+def _verdict(blocks: Points, later: Slope, growth_min: float) -> Verdict:
+    whole, span_s = fit(blocks), _span_s(blocks)
+    grows = whole.per_s > whole.margin and whole.per_s * span_s >= growth_min
+    levels_off = later.per_s < STEADY_SHARE * whole.per_s
+    if grows and not levels_off and not _is_one_step(blocks, whole):
         return Verdict.LEAK
-    return Verdict.STEADY if growth + margin < growth_min else Verdict.UNDECIDED
+    if whole.most_per_s * span_s < growth_min:
+        return Verdict.STEADY
+    is_flat_lately = later.most_per_s * span_s < growth_min
+    return Verdict.SETTLED if is_flat_lately else Verdict.UNDECIDED
 
 
-def _blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The middle and the median of each block after the warm-up; blocks without points left out."""
+def _is_one_step(blocks: Points, whole: Slope) -> bool:
+    """Is most of the growth one rise, between one block and the next?"""
+    rises = [after - before for (_, before), (_, after) in pairwise(blocks)]
+    largest = max(rises)
+    first_after = rises.index(largest) + 1
+    levelled = [
+        (at, value - (largest if number >= first_after else 0.0))
+        for number, (at, value) in enumerate(blocks)
+    ]
+    return fit(levelled).per_s < STEADY_SHARE / 2 * whole.per_s
+
+
+def _span_s(blocks: Points) -> float:
+    return blocks[-1][0] - blocks[0][0]
+
+
+def _blocks(points: Points, begin_share: float) -> list[tuple[float, float]]:
+    """The middle and the median of each block from that share of the time on.
+
+    Blocks without points are left out.
+    """
     if len(points) < 2:
         return []
     start, end = points[0][0], points[-1][0]
-    begin = start + WARM_UP_SHARE * (end - start)
+    begin = start + begin_share * (end - start)
     width = (end - begin) / NUM_BLOCKS
     if width <= 0:
         return []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from kvota.tools.load.bench import Bench, NothingServed, first_error
 from kvota.tools.load.gauges import Gauges
 from kvota.tools.load.generator import Run
-from kvota.tools.load.leak import Trend, Verdict, trend
+from kvota.tools.load.leak import Trend, trend
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.schedule import Shape
 from kvota.tools.load.sweep import measure_alone
@@ -87,8 +87,8 @@ class Soak:
     def is_good(self) -> bool:
         """Nothing is known to be wrong, and nothing that could be told is undecided."""
         trends = [one for one in (self.memory_trend, self.ttft_trend) if one is not None]
-        is_steady = all(one.verdict is Verdict.STEADY for one in trends)
-        return self.complaint is None and is_steady and self.is_kv_back is not False
+        is_fine = all(one.verdict.is_good for one in trends)
+        return self.complaint is None and is_fine and self.is_kv_back is not False
 
 
 async def soak(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from statistics import median
 
-from kvota.tools.load.leak import NUM_BLOCKS, Trend, Verdict
+from kvota.tools.load.leak import NUM_BLOCKS, Slope, Trend, Verdict
 from kvota.tools.load.soak import Soak
 from kvota.tools.load.words import MISSING, mib, ms, share
 from kvota.tools.report.charts import Series, line_chart
@@ -12,12 +12,17 @@ from kvota.tools.report.html import Report, Section, Table
 
 HOUR_S = 3600.0
 CHART_POINTS = 120
-HEADER = ("judged", "level", "slope per hour", "99 % interval", "growth in the run", "verdict")
+HEADER = (
+    *("judged", "level", "slope per hour", "99 % interval", "growth in the run"),
+    *("lately, per hour", "verdict"),
+)
 HOW = (
     "The first third is warm-up. The rest is cut into "
-    f"{NUM_BLOCKS} blocks; a line is fitted to their medians, with Student's interval. A leak is "
-    "growth that chance does not explain, that is worth mentioning, and that does not level off. "
-    "Undecided means: run longer."
+    f"{NUM_BLOCKS} blocks; a line is fitted to their medians, with Student's interval. Its second "
+    "half, called lately, gets a line of its own. A leak is growth that chance does not explain, "
+    "that is worth mentioning, that goes on lately, and that is no single step. Steady: the "
+    "interval is below what is worth mentioning. Settled: it grew, but lately the interval is "
+    "below that same rate. Undecided means: run longer."
 )
 
 
@@ -59,23 +64,54 @@ def verdict(result: Soak) -> str:
 def _memory_words(memory: Trend | None) -> str:
     if memory is None:
         return "The server does not say how much memory it holds (try --pid)."
+    grown = f"{mib(memory.growth)} in {_minutes(memory)}"
+    below = f"below {mib(HOUR_S * memory.leak_max_per_s)} per hour, 99 % sure"
     match memory.verdict:
         case Verdict.LEAK:
             return f"Memory leaks: {mib(HOUR_S * memory.slope.per_s)} per hour."
         case Verdict.STEADY:
-            return f"Memory is steady: {mib(memory.growth)} in {memory.span_s / 60:.2g} minutes."
+            return f"Memory is steady: {grown}. A leak, if any, is {below}."
+        case Verdict.SETTLED:
+            return f"Memory has settled: {grown}, then no more. A leak, if any, is {below}."
         case Verdict.UNDECIDED:
-            return "Whether memory grows is undecided: run longer."
+            return f"Whether memory grows is undecided: {_doubt(memory, mib)}"
 
 
 def _ttft_words(ttft: Trend) -> str:
+    grown = f"{_ms(ttft.growth)} in {_minutes(ttft)}"
     match ttft.verdict:
         case Verdict.LEAK:
-            return f"TTFT rises: {ms(HOUR_S * ttft.slope.per_s)} ms per hour."
+            return f"TTFT rises: {_ms(HOUR_S * ttft.slope.per_s)} per hour."
         case Verdict.STEADY:
-            return f"TTFT is steady: {ms(ttft.growth)} ms in {ttft.span_s / 60:.2g} minutes."
+            return f"TTFT is steady: {grown}."
+        case Verdict.SETTLED:
+            return f"TTFT has settled: {grown}, then no more."
         case Verdict.UNDECIDED:
-            return "Whether TTFT drifts is undecided: run longer."
+            return f"Whether TTFT drifts is undecided: {_doubt(ttft, _ms)}"
+
+
+def _doubt(one: Trend, shown: Callable[[float], str]) -> str:
+    """Why there is no answer, and what would bring one."""
+    if isnan(one.slope.per_s):
+        return "too little was seen. Run longer."
+    resolution = shown(HOUR_S * one.resolution_per_s)
+    return (
+        f"lately {_interval(one.later, shown)} per hour, judged against {resolution}. Run longer."
+    )
+
+
+def _minutes(one: Trend) -> str:
+    return f"{one.span_s / 60:.2g} minutes"
+
+
+def _ms(seconds: float) -> str:
+    return f"{ms(seconds)} ms"
+
+
+def _interval(slope: Slope, shown: Callable[[float], str]) -> str:
+    """The 99 % interval, per hour."""
+    low, high = slope.per_s - slope.margin, slope.most_per_s
+    return f"{shown(HOUR_S * low)} to {shown(HOUR_S * high)}"
 
 
 def _table(result: Soak) -> Table:
@@ -84,26 +120,26 @@ def _table(result: Soak) -> Table:
         is_net = bool(result.looks.kv_touched_bytes)
         name = "memory without KV blocks" if is_net else "memory"
         rows.append(_cells(name, result.memory_trend, mib))
-    rows.append(_cells("TTFT", result.ttft_trend, lambda value: f"{ms(value)} ms"))
+    rows.append(_cells("TTFT", result.ttft_trend, _ms))
     before, after = result.kv_before, result.kv_after
     if before is not None and after is not None:
         word = "back" if result.is_kv_back else "not back"
         change = f"{share(before)} before, {share(after)} after"
-        rows.append(("KV in use", MISSING, MISSING, MISSING, change, word))
+        rows.append(("KV in use", MISSING, MISSING, MISSING, change, MISSING, word))
     return Table(HEADER, rows)
 
 
 def _cells(name: str, one: Trend, shown: Callable[[float], str]) -> tuple[str, ...]:
     slope = one.slope
     if isnan(slope.per_s):  # too few points to judge
-        return name, MISSING, MISSING, MISSING, MISSING, one.verdict.value
-    low, high = slope.per_s - slope.margin, slope.per_s + slope.margin
+        return name, *[MISSING] * 5, one.verdict.value
     return (
         name,
         shown(slope.level),
         shown(HOUR_S * slope.per_s),
-        f"{shown(HOUR_S * low)} to {shown(HOUR_S * high)}",
+        _interval(slope, shown),
         shown(one.growth),
+        _interval(one.later, shown),
         one.verdict.value,
     )
 
