@@ -6,6 +6,7 @@ uvicorn with our protocol, real sockets. The test controls each step through `no
 
 import asyncio
 import io
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -166,6 +167,13 @@ class LiveNode(Client):
         assert self._server is not None
         connections: Iterable[Any] = self._server.server_state.connections
         return [connection.client[1] for connection in connections if connection.client]
+
+    def take_little(self, num_bytes: int = 4096) -> None:
+        """Let the kernel hold few bytes for clients that do not read, of connections to come.
+
+        Left alone it takes megabytes in before anybody is kept waiting.
+        """
+        self._taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes)
 
     def num_tasks(self) -> int:
         """Tasks on the server's loop, less the one that counts them."""

@@ -282,14 +282,15 @@ def test_memory_that_is_taken_and_given_again() -> None:
 
 
 def test_readers_that_do_not_read() -> None:
-    heavy = {"n": 8, "max_tokens": LONG, "logprobs": True, "top_logprobs": 20, "stream": True}
+    heavy = {"n": 2, "max_tokens": LONG, "logprobs": True, "top_logprobs": 20, "stream": True}
     with (
         live_node(Stage(num_blocks=1024), send_timeout_s=0.2) as node,
         ward(node.url, ended=1) as examined,
-        RawConnection(node.port, receive_bytes=4096) as raw,
     ):
-        raw.send(post_bytes(CHAT, node.chat_body("hi") | heavy))
-        until(lambda: '"outcome": "slow_reader"' in node.log, "it to be cut")
+        node.take_little()
+        with RawConnection(node.port, receive_bytes=4096) as raw:
+            raw.send(post_bytes(CHAT, node.chat_body("hi") | heavy))
+            until(lambda: '"outcome": "slow_reader"' in node.log, "it to be cut")
     found = examined.the("slow readers")
     assert found.said.startswith("1 of 1 answers cut")
     assert "send_timeout_s" in found.change
