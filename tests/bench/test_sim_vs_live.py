@@ -1,7 +1,9 @@
 """The judging of the comparison; the live part needs a quiet machine."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 
 from bench import sim_vs_live
-from bench.sim_vs_live import Live, judge, learn_around_s, made_runs, seen_run, simulated
+from bench.sim_vs_live import (
+    Live,
+    judge,
+    learn_around_s,
+    made_runs,
+    seen_run,
+    simulated,
+    sources,
+)
 from bench.sim_vs_live_figures import figures_of, summary_of
 from kvota.core.plan import Capacity
 from kvota.sim.calibration import Calibration, FitError, fit_step_cost
@@ -17,8 +27,8 @@ from kvota.sim.executor import StepCost
 from kvota.sim.records import RequestRecord
 from kvota.telemetry.steps import StepRecord, StepTerms
 from kvota.tools.load.asked import Seen
-from kvota.tools.replay.plan import Source
-from kvota.traffic.arrival import Arrival
+from kvota.tools.replay.plan import Source, read
+from kvota.traffic.arrival import Arrival, Scaling
 
 SEEDS = range(1, 4)
 COST = StepCost(base=0.01, per_decode=0.001, per_prefill_token=1e-4)
@@ -69,10 +79,10 @@ def live_of(fit: Calibration, late_s: float = 0.0, seed: int = 99) -> Live:
 
 def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
     live = live_of(fit_of(COST))
-    assert judge([live], [live, live], SEEDS)
+    assert judge([live], [[live, live], [live, live]], SEEDS)
     said = capsys.readouterr().out
     assert "simulated against live: mean error 0.0% (0.0% to 0.0%), largest at p99 0.0%" in said
-    assert "compared: 30 of 30 requests" in said
+    assert "compared: 60 of 60 requests" in said
 
 
 def test_time_around_requests_is_found_again() -> None:
@@ -84,7 +94,7 @@ def test_a_machine_that_changed_after_it_was_learned_shows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     known, slower = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.02)))
-    assert not judge([known], [slower, slower], SEEDS)
+    assert not judge([known], [[slower], [slower]], SEEDS)
     told = capsys.readouterr()
     assert "Targets" in told.err
     assert "half of the replays against the other half: mean 0.0%, largest at p99 0.0%" in told.out
@@ -95,9 +105,9 @@ def test_what_is_slow_in_one_round_is_learned_in_it_too() -> None:
     calm, busy = (live_of(fit_of(COST, [factor])) for factor in (0.8, 1.2))
     learned = fit_step_cost([*calm.steps, *busy.steps])
     only_calm = fit_step_cost(calm.steps)
-    live = [seen_run(calm), seen_run(busy)]
+    live = [seen_run([calm]), seen_run([busy])]
     near, far = (
-        summary_of(figures_of(live, made_runs(EMPTY, fit, 0.0, SEEDS)))
+        summary_of(figures_of(live, made_runs([EMPTY], fit, 0.0, SEEDS)))
         for fit in (learned, only_calm)
     )
     assert near.mean < 0.6 * far.mean
@@ -106,9 +116,9 @@ def test_what_is_slow_in_one_round_is_learned_in_it_too() -> None:
 def test_jitter_makes_the_slow_tail_that_a_mean_has_not() -> None:
     """One step in ten takes four times as long."""
     factors = [Random(3).choice((0.8, 0.8, 0.6, 0.7, 4.0)) for _ in range(997)]
-    live = [seen_run(live_of(fit_of(COST, factors)))]
+    live = [seen_run([live_of(fit_of(COST, factors))])]
     plain, with_jitter = (
-        figures_of(live, made_runs(EMPTY, fit_of(COST, each), 0.0, SEEDS))[
+        figures_of(live, made_runs([EMPTY], fit_of(COST, each), 0.0, SEEDS))[
             "time per token"
         ].errors()
         for each in ((1.0,), factors)
@@ -122,7 +132,7 @@ def test_only_answers_that_were_whole_in_all_runs_are_compared() -> None:
     broken = Seen(scheduled_s=0.0, sent_s=0.0, ended_s=1.0, code="queue_full")
     part = replace(live, seen=[broken, *live.seen[1:]])
     figures = figures_of(
-        [seen_run(part), seen_run(live)], made_runs(live, fit_of(COST), 0.0, SEEDS)
+        [seen_run([part]), seen_run([live])], made_runs([live], fit_of(COST), 0.0, SEEDS)
     )
     assert figures["TTFT"].live.shape == (2, 29)
     assert figures["TTFT"].made.shape == (len(SEEDS), 29)
@@ -140,7 +150,7 @@ def test_nothing_to_compare_is_said() -> None:
     live = live_of(fit_of(COST))
     part = replace(live, seen=[broken] * 30)
     with pytest.raises(ValueError, match="no request was answered in full"):
-        judge([live], [part, part], SEEDS)
+        judge([live], [[part], [part]], SEEDS)
 
 
 def test_a_part_is_replayed_once_more_where_its_figures_were_refused(
@@ -157,6 +167,31 @@ def test_a_part_is_replayed_once_more_where_its_figures_were_refused(
 
 def test_arrays_are_ordered_by_run_and_request() -> None:
     live = live_of(fit_of(COST))
-    figure = figures_of([seen_run(live)], [seen_run(live)])["TTFT"]
+    figure = figures_of([seen_run([live])], [seen_run([live])])["TTFT"]
     seen = [one.first_token_s for one in live.seen]
     assert np.allclose(figure.live[0], np.array(seen, dtype=float))
+
+
+def test_requests_of_all_parts_are_compared_with_their_own_simulations() -> None:
+    later = replace(EMPTY, arrivals=ARRIVALS[20:])
+    slow, fast = live_of(fit_of(replace(COST, base=0.02))), live_of(fit_of(COST))
+    seen = seen_run([slow, fast])
+    assert seen == [*seen_run([slow]), *seen_run([fast])]
+    made = made_runs([EMPTY, later], fit_of(COST), 0.0, SEEDS)
+    assert [len(run) for run in made] == [40] * len(SEEDS)
+    assert made[0][30:] == made_runs([later], fit_of(COST), 0.0, SEEDS)[0]
+
+
+def test_no_second_of_the_trace_is_taken_twice() -> None:
+    given = Namespace(parts=3, replays=2, seconds=140.0, learn_seconds=30.0)
+    other, judged = sources(given, Scaling(time=2.0, length=16))
+    spans = sorted((one.from_s, one.until_s) for one in (*other, *judged))
+    assert len(other) == 6
+    assert [one.until_s - one.from_s for one in judged] == [70.0] * 3
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_p99_has_ten_requests_beyond_it() -> None:
+    given = Namespace(parts=3, replays=2, seconds=140.0, learn_seconds=30.0)
+    _, judged = sources(given, Scaling(time=2.0, length=16))
+    assert sum(len(read(one).arrivals) for one in judged) == 1031
