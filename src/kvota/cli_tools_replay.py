@@ -28,6 +28,7 @@ from kvota.traffic.servegen import read_clients
 from kvota.traffic.shape import gather, gather_clients, shape_of, shape_of_clients
 from kvota.traffic.writing import Target, write_traffic
 
+EXIT_INTERRUPTED = 130  # by Ctrl-C; what was seen until then is shown and written
 EXIT_REFUSED = 1  # the generator was the bottleneck, or nothing was answered
 
 traces = typer.Typer(no_args_is_help=True, help="Files of recorded traffic.")
@@ -79,7 +80,8 @@ def replay_command(
 ) -> None:
     """Send recorded traffic again at its times, and say what clients saw.
 
-    Answers get exactly the lengths they had. Exits with 1 when the result says nothing.
+    Answers get exactly the lengths they had. Exits with 1 when the result says nothing. Ctrl-C ends
+    it with 130, and what was seen until then is shown and written.
     """
     check_host(url, is_allowed=i_may_load_this_host)
     require_writable(json_file, html)
@@ -133,6 +135,8 @@ def _show(replayed: Replayed, json_file: Path | None, html: Path | None) -> None
         write_json(show.as_json(replayed), json_file)
     if html is not None:
         write_html(show.report(replayed), html)
+    if replayed.interrupted_s is not None:
+        sys.exit(EXIT_INTERRUPTED)
     if replayed.refusal is not None:
         sys.exit(EXIT_REFUSED)
 

@@ -97,6 +97,35 @@ def test_what_never_found_a_place_is_unfinished_and_all_lag() -> None:
     assert [one.sent_s for one in run.seen] == pytest.approx([0, 11, 10])
 
 
+def interrupted(*, keeps: bool, after_s: float = 2.5) -> Run:
+    """A request each second, of 1 s each."""
+    server = FakeServer(1.0)
+
+    async def offer() -> Run:
+        generator = Generator(server, LoopClock())
+        task = asyncio.create_task(
+            generator.offer(asked_at(0, 1, 2, 3), duration_s=4, drain_s=60, keeps=keeps)
+        )
+        asyncio.get_running_loop().call_later(after_s, task.cancel)
+        return await task
+
+    return in_virtual_time(offer())
+
+
+def test_a_run_that_is_interrupted_keeps_what_was_seen_until_then() -> None:
+    run = interrupted(keeps=True)
+    assert run.interrupted_s == pytest.approx(2.4)
+    assert [one.code for one in run.seen] == [None, None, UNFINISHED]
+    assert run.seen[2].ended_s == pytest.approx(0.4)
+    drained = interrupted(keeps=True, after_s=3.6)
+    assert [one.code for one in drained.seen] == [None, None, None, UNFINISHED]
+
+
+def test_without_being_told_to_keep_anything_an_interruption_goes_on() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        interrupted(keeps=False)
+
+
 def test_a_closed_loop_keeps_as_many_open_and_gives_up_the_rest() -> None:
     server = FakeServer(service_s=3.0)
     generator = Generator(server, LoopClock())

@@ -247,3 +247,23 @@ async def test_the_watcher_hears_of_each_answer(backend: FakeBackend, tmp_path: 
         replay(plan, target, {"default": None}, SLO, on_ended=heard.append), timeout=60
     )
     assert len(heard) == 2
+
+
+async def test_an_interrupted_replay_is_judged_until_then(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    """Ctrl-C cancels the task: here as soon as the first answer is there."""
+    path = traffic(tmp_path, [arrival(0.0), arrival(3600.0)])
+    target = await find_target(backend.url, None)
+    plan, keys = plan_for(read(Source(path=path)), target), {"default": None}
+    running: list[asyncio.Task[Replayed]] = []
+
+    def stop(_: object) -> None:
+        running[0].cancel()
+
+    running.append(asyncio.create_task(replay(plan, target, keys, SLO, on_ended=stop)))
+    result = await asyncio.wait_for(running[0], 30)
+    assert result.interrupted_s is not None
+    assert result.measured.num_whole == result.measured.num_due == 1
+    assert show.verdict(result).startswith("Interrupted after ") or result.refusal is not None
+    assert show.as_json(result)["interrupted_s"] == result.interrupted_s

@@ -27,10 +27,20 @@ class Run:
 
     seen: list[Seen] = field(default_factory=list)
     beats_s: list[float] = field(default_factory=list)
+    interrupted_s: float | None = None  # after so long it was stopped from outside
 
     @property
     def lag(self) -> Lag:
         return Lag.of([one.sent_s for one in self.seen], self.beats_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request on its way, or what became of one that was never sent."""
+
+    asked: Asked
+    lag_s: float
+    outcome: "asyncio.Task[Seen] | Seen"
 
 
 class Generator:
@@ -49,26 +59,42 @@ class Generator:
         self._in_flight_max = in_flight_max
         self._on_ended = on_ended
 
-    async def offer(self, asked: Iterable[Asked], *, duration_s: float, drain_s: float) -> Run:
+    async def offer(
+        self, asked: Iterable[Asked], *, duration_s: float, drain_s: float, keeps: bool = False
+    ) -> Run:
         """Send each when it is due, all within `duration_s`. Returns when all are over.
 
         `asked` is in order of time, and read one ahead, so that prompts need not all exist at once.
+        With `keeps` a cancellation (Ctrl-C) ends the run instead: what was seen until then counts,
+        and what is open is given up.
         """
         run = Run()
         async with self._measured(run):
             origin_s = self._clock.now() + HEAD_START_S
-            until_s = origin_s + duration_s + drain_s
-            places = asyncio.Semaphore(self._in_flight_max)
-            outcomes: list[asyncio.Task[Seen] | Seen] = []
-            for one in asked:
-                await self._sleep_until(origin_s + one.scheduled_s)
-                if await self._has_place(places, until_s):
-                    task = self._follow(one, origin_s, until_s, places)
-                    outcomes.append(asyncio.create_task(task))
-                else:
-                    outcomes.append(_never_sent(one, until_s - origin_s))
-            run.seen = [one if isinstance(one, Seen) else await one for one in outcomes]
+            sent: list[_Sent] = []
+            try:
+                await self._send_all(asked, origin_s, origin_s + duration_s + drain_s, sent)
+                run.seen = [await _end_of(one) for one in sent]
+            except asyncio.CancelledError:
+                if not keeps:
+                    raise
+                run.interrupted_s = self._clock.now() - origin_s
+                run.seen = await _cut(sent, run.interrupted_s)
         return run
+
+    async def _send_all(
+        self, asked: Iterable[Asked], origin_s: float, until_s: float, sent: list[_Sent]
+    ) -> None:
+        places = asyncio.Semaphore(self._in_flight_max)
+        for one in asked:
+            due_s = origin_s + one.scheduled_s
+            await self._sleep_until(due_s)
+            outcome: asyncio.Task[Seen] | Seen
+            if await self._has_place(places, until_s):
+                outcome = asyncio.create_task(self._follow(one, origin_s, until_s, places))
+            else:
+                outcome = _never_sent(one, until_s - origin_s)
+            sent.append(_Sent(one, self._clock.now() - due_s, outcome))
 
     async def keep(
         self,
@@ -138,6 +164,37 @@ class Generator:
         # A loop, because a timer may fire a little early.
         while (left_s := moment_s - self._clock.now()) > 0:  # noqa: ASYNC110 (time, no event)
             await asyncio.sleep(left_s)
+
+
+async def _end_of(one: _Sent) -> Seen:
+    return one.outcome if isinstance(one.outcome, Seen) else await one.outcome
+
+
+async def _cut(sent: Iterable[_Sent], over_s: float) -> list[Seen]:
+    """What has ended, and the rest as unfinished, its connections closed."""
+    sent = list(sent)
+    tasks = [one.outcome for one in sent if isinstance(one.outcome, asyncio.Task)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [_seen_until(one, over_s) for one in sent]
+
+
+def _seen_until(one: _Sent, over_s: float) -> Seen:
+    if isinstance(one.outcome, Seen):
+        return one.outcome
+    if not one.outcome.cancelled() and one.outcome.exception() is None:
+        return one.outcome.result()
+    return Seen(
+        scheduled_s=one.asked.scheduled_s,
+        sent_s=one.lag_s,
+        ended_s=max(over_s - one.asked.scheduled_s, one.lag_s),
+        code=UNFINISHED,
+        message="given up: the run was interrupted",
+        max_tokens=one.asked.max_tokens,
+        n=one.asked.n,
+        lane=one.asked.lane,
+    )
 
 
 def _never_sent(one: Asked, over_s: float) -> Seen:

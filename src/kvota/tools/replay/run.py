@@ -12,6 +12,7 @@ from kvota.tools.replay.plan import Plan
 from kvota.tools.replay.tenants import TenantSender
 
 DRAIN_S = 120.0
+_WINDOW_MIN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Replayed:
     seen: list[Seen]
     measured: Measured
     refusal: str | None
+    interrupted_s: float | None = None  # after so long it was stopped from outside
 
     @property
     def cached_share(self) -> float | None:
@@ -46,15 +48,19 @@ async def replay(
 ) -> Replayed:
     """Send every request at its time and follow all to their ends.
 
-    What is open `drain_s` seconds after the last was due is given up and counts as unfinished.
+    What is open `drain_s` seconds after the last was due is given up and counts as unfinished. A
+    cancellation (Ctrl-C) ends the replay there; judged is what was due until then.
     """
     window_s = plan.recorded.window_s
     async with TenantSender(target, keys) as sender:
         generator = Generator(sender, clock, in_flight_max=in_flight_max, on_ended=on_ended)
-        run = await generator.offer(plan.asked, duration_s=window_s, drain_s=drain_s)
-    offered_rps = len(plan.asked) / window_s
+        run = await generator.offer(plan.asked, duration_s=window_s, drain_s=drain_s, keeps=True)
+    if run.interrupted_s is not None:
+        window_s = min(window_s, max(run.interrupted_s, _WINDOW_MIN_S))
+    offered_rps = len(run.seen) / window_s
     measured = measure(run.seen, offered_rps, (0.0, window_s), slo, run.lag)
-    return Replayed(plan, target, slo, run.seen, measured, refusal_of(measured))
+    refusal = refusal_of(measured)
+    return Replayed(plan, target, slo, run.seen, measured, refusal, run.interrupted_s)
 
 
 def refusal_of(measured: Measured) -> str | None:

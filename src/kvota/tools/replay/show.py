@@ -33,6 +33,7 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
         "server": replayed.target.facts,
         "slo": asdict(replayed.slo),
         "refused": replayed.refusal,
+        "interrupted_s": replayed.interrupted_s,
         "measured": None if replayed.refusal else asdict(replayed.measured),
         "lag": asdict(replayed.measured.lag),
         "cached_share": replayed.cached_share,
@@ -103,9 +104,11 @@ def verdict(replayed: Replayed) -> str:
     if replayed.refusal is not None:
         return f"Refused: {replayed.refusal}"
     measured = replayed.measured
+    cut = replayed.interrupted_s
+    begin = "" if cut is None else f"Interrupted after {cut:,.1f} s; until then: "
     missed = " The target rate was missed." if measured.is_rate_missed else ""
     return (
-        f"{share(measured.attainment)} of {measured.num_due:,} requests were good "
+        f"{begin}{share(measured.attainment)} of {measured.num_due:,} requests were good "
         f"({replayed.slo}); TTFT p99 {p99(measured.ttft)} ms.{missed}"
     )
 
