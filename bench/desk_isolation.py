@@ -1,7 +1,7 @@
 """Short requests beside long ones, simulated: the workload of `desk_live_isolation`, many times.
 
-One live run of 80 s has about 130 short requests, so its p99 is its second worst. Here the same
-requests meet the same engine on the simulated clock, from as many seeds as are asked for.
+A live run has some 250 short requests, so its p99 is its third worst. Here requests of the same
+kind meet the same engine on the simulated clock, from as many seeds as are asked for.
 """
 
 from collections.abc import Iterator, Sequence

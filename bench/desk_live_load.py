@@ -1,9 +1,9 @@
 """An open-loop load generator in a process of its own: it sends on time, whatever comes back.
 
-The parent writes one JSON job to the child's stdin and reads one JSON list of what was seen. The
-requests are built before the clock starts, and the child measures itself: `lag_s` is how much later
-than due a request was sent. All other times count from the moment it was due, so that a generator
-that is late can only make the server look worse.
+The parent writes one line of JSON, a job, to the child's stdin and reads one JSON list of what was
+seen. Once it closes stdin, no more is sent. The requests are built before the clock starts, and the
+child measures itself: `lag_s` is how much later than due a request was sent. All other times count
+from the moment it was due, so that a generator that is late can only make the server look worse.
 """
 
 import asyncio
@@ -72,8 +72,8 @@ class LoadProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(asdict(job)))
-        self._child.stdin.close()
+        self._child.stdin.write(json.dumps(asdict(job)) + "\n")
+        self._child.stdin.flush()
 
     def __enter__(self) -> "LoadProcess":
         return self
@@ -82,12 +82,19 @@ class LoadProcess:
         if self._child.poll() is None:
             self._child.kill()
         self._child.wait()
+        self.send_no_more()
         assert self._child.stdout is not None
         self._child.stdout.close()
 
     @property
     def is_running(self) -> bool:
         return self._child.poll() is None
+
+    def send_no_more(self) -> None:
+        """What is not due yet is left out; what was sent is followed to its end."""
+        stdin = self._child.stdin
+        assert stdin is not None
+        stdin.close()
 
     def seen(self) -> list[Seen]:
         """Wait for the end. Raises BenchFailed when the generator itself failed."""
@@ -98,8 +105,8 @@ class LoadProcess:
         return [Seen(**fields) for fields in json.loads(text)]
 
 
-async def send_on_time(job: Job) -> list[Seen]:
-    """Send every request when it is due and follow each to its end."""
+async def send_on_time(job: Job, is_over: asyncio.Event) -> list[Seen]:
+    """Send every request when it is due, until `is_over`, and follow each to its end."""
     prompts = fresh_prompts(job.asks, job.vocab_size, job.seed)
     bodies = [
         completion_body(job.model, prompt, one.output_tokens)
@@ -107,13 +114,24 @@ async def send_on_time(job: Job) -> list[Seen]:
     ]
     del prompts
     gc.disable()  # a collection would delay what is due meanwhile
+    clients: list[asyncio.Task[Seen]] = []
+    sending = asyncio.create_task(_send_all(job, bodies, clients))
+    over = asyncio.create_task(is_over.wait())
+    await asyncio.wait((sending, over), return_when=asyncio.FIRST_COMPLETED)
+    over.cancel()
+    if sending.done():
+        sending.result()
+    sending.cancel()
+    return list(await asyncio.gather(*clients))
+
+
+async def _send_all(job: Job, bodies: Sequence[bytes], clients: "list[asyncio.Task[Seen]]") -> None:
+    """Each when it is due. Its client is added to `clients`."""
     start_s = time.perf_counter() + HEAD_START_S
-    clients = []
     for one, body in zip(job.asks, bodies, strict=True):
         due_s = start_s + one.due_s
         await asyncio.sleep(due_s - time.perf_counter())
         clients.append(asyncio.create_task(_follow(job, body, due_s)))
-    return list(await asyncio.gather(*clients))
 
 
 async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
@@ -146,10 +164,23 @@ async def _follow(job: Job, body: bytes, due_s: float) -> Seen:
     )
 
 
+async def _send_until_told(job: Job) -> list[Seen]:
+    """The end of stdin is the word that no more is wanted."""
+    is_over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin, _at_its_end, loop, is_over)
+    return await send_on_time(job, is_over)
+
+
+def _at_its_end(loop: asyncio.AbstractEventLoop, is_over: asyncio.Event) -> None:
+    loop.remove_reader(sys.stdin)
+    is_over.set()
+
+
 def main() -> None:
-    fields = json.load(sys.stdin)
+    fields = json.loads(sys.stdin.readline())
     fields["asks"] = [Ask(**one) for one in fields["asks"]]
-    seen = asyncio.run(send_on_time(Job(**fields)))
+    seen = asyncio.run(_send_until_told(Job(**fields)))
     json.dump([asdict(one) for one in seen], sys.stdout)
 
 

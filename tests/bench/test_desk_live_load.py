@@ -50,7 +50,8 @@ async def offered(asks: list[Ask], hang_s: float) -> tuple[list[Seen], Toy]:
     server = await asyncio.start_server(toy.serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        return await send_on_time(Job(port, "m", 1_000, asks, hang_s, "s")), toy
+        job = Job(port, "m", 1_000, asks, hang_s, "s")
+        return await send_on_time(job, asyncio.Event()), toy
 
 
 async def test_each_client_is_followed_to_its_own_end() -> None:
@@ -66,10 +67,18 @@ async def test_each_client_is_followed_to_its_own_end() -> None:
 
 
 async def test_a_server_that_is_gone_is_seen_by_each_client() -> None:
-    (seen,) = await send_on_time(Job(1, "m", 1_000, [Ask(0.0, 8, 2)], 1.0, "s"))
+    job = Job(1, "m", 1_000, [Ask(0.0, 8, 2)], 1.0, "s")
+    (seen,) = await send_on_time(job, asyncio.Event())
     assert seen.status is None
     assert seen.code is not None
     assert seen.code.startswith("connection")
+
+
+async def test_what_is_not_due_when_it_is_over_is_not_sent() -> None:
+    is_over = asyncio.Event()
+    job = Job(1, "m", 1_000, [Ask(0.0, 8, 2), Ask(1e6, 8, 2)], 1.0, "s")
+    is_over.set()
+    assert await send_on_time(job, is_over) == []
 
 
 def test_the_time_per_token_leaves_the_first_one_out() -> None:
@@ -81,6 +90,13 @@ def test_a_job_is_done_in_another_process() -> None:
     with LoadProcess(Job(1, "m", 1_000, [Ask(0.0, 8, 2), Ask(0.01, 8, 2)], 1.0, "s")) as load:
         assert len(load.seen()) == 2
     assert not load.is_running
+
+
+def test_a_job_in_another_process_is_cut_short_when_told() -> None:
+    asks = [Ask(0.0, 8, 2), Ask(1e6, 8, 2)]
+    with LoadProcess(Job(1, "m", 1_000, asks, 1.0, "s")) as load:
+        load.send_no_more()
+        assert len(load.seen()) <= 1, "the second is due in eleven days"
 
 
 def test_a_generator_that_fails_is_no_result() -> None:

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
-from bench import desk_live_isolation as isolation
+from bench import desk_live_isolation_figures as isolation
 from bench import desk_live_overload as overload
 from bench import desk_live_refusals as refusals
 from bench.desk_live_bench import Finding
-from bench.desk_live_isolation import Phase
+from bench.desk_live_isolation import ShortOnes
+from bench.desk_live_isolation_figures import Phase, Repeat
 from bench.desk_live_judge import Fate, Verdict
 from bench.desk_live_load import Seen
 from bench.desk_live_refusals import Flood
@@ -61,22 +62,51 @@ def short(ttft_s: float, num: int = 10, *, lag_s: float = 0.0) -> list[Seen]:
     return [Seen(lag_s, 2.0, ttft_s, 2.0, 200, is_whole=True, num_tokens=5)] * num
 
 
+def phase(name: str, *repeats: Repeat, num_together: int = 1) -> Phase:
+    return Phase(name, num_together, list(repeats))
+
+
 def test_isolation_is_kept_up_to_one_and_a_half_and_twice() -> None:
-    alone = Phase("nothing", short=short(0.2))
-    one = Phase("one", short=short(0.29), long_s=[15.0, 20.0, 40.0])
-    five = Phase("five", is_together=True, short=short(0.29), long_s=[30.0, 100.0])
+    alone = phase("nothing", Repeat(short(0.2)), Repeat(short(0.2)))
+    one = phase("one", Repeat(short(0.29), [15.0, 40.0]), Repeat(short(0.29), [20.0]))
+    five = phase(
+        "five", Repeat(short(0.2), [30.0, 100.0]), Repeat(short(0.3), [99.0]), num_together=5
+    )
     assert missed(list(isolation.findings(10.0, alone, one, five))) == []
-    one.short, five.long_s = short(0.31), [30.0, 101.0]
-    assert len(missed(list(isolation.findings(10.0, alone, one, five)))) == 2
+    one.repeats[1].short = short(0.31)
+    five.repeats[1].long_s = [30.0, 101.0]
+    found = missed(list(isolation.findings(10.0, alone, one, five)))
+    assert len(found) == 2
+    assert "1.55 × without (at most 1.5; repeats 1.45, 1.55; p95 1.55 ×, median 1.55 ×)" in found[0]
+    assert "all of them take 2.01 × 5 lone times (at most 2; 2.00, 2.02)" in found[1]
+
+
+def test_the_p99_is_of_all_repeats_together() -> None:
+    """One slow one of 200 is beyond it; of its own repeat it is the p99."""
+    alone = phase("nothing", Repeat(short(0.2, 100)), Repeat(short(0.2, 100)))
+    one = phase("one", Repeat(short(0.2, 100)), Repeat([*short(0.2, 99), *short(0.6, 1)]))
+    assert one.ttft_ratio(0.99, alone) == pytest.approx(1.0)
+    assert one.p99_ratios(alone) == pytest.approx([1.0, 3.0])
+    assert "| 200 | 0 | 200 | 200 | 200 | 200, 600 |" in one.line()
 
 
 def test_long_ones_that_never_end_or_fail_are_missed_targets() -> None:
-    alone, one, five = (Phase(name, short=short(0.2)) for name in "abc")
+    alone, one, five = (phase(name, Repeat(short(0.2))) for name in "abc")
     one.num_long_failed = 1
     assert len(missed(list(isolation.findings(10.0, alone, one, five)))) == 3
     assert num_columns(one.line()) == num_columns(isolation.HEADER)
-    one.long_s.append(3.0)
+    one.repeats[0].long_s.append(3.0)
     assert num_columns(one.line()) == num_columns(isolation.HEADER)
+
+
+def test_beside_long_ones_the_same_short_requests_come() -> None:
+    wanted = ShortOnes(rate_rps=2.0, stretch_s=10.0, number=1)
+    alone, longer = wanted.asks(), wanted.asks(num_stretches=3)
+    assert len(alone) == 20
+    assert longer[:20] == alone
+    assert len(longer) == 60
+    assert [one.due_s for one in longer] == sorted(one.due_s for one in longer)
+    assert ShortOnes(2.0, 10.0, number=2).asks() != alone
 
 
 def flood(*, each_bytes: float, code: str = "queue_full", after_s: float = 0.004) -> Flood:
