@@ -42,7 +42,7 @@ def client(node: LiveNode) -> Iterator[openai.OpenAI]:
 
 
 def connected(node: LiveNode, **options: Any) -> openai.OpenAI:
-    options = {"max_retries": 0, "timeout": 30, **options}
+    options = {"max_retries": 0, "timeout": 60, **options}
     return openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", **options)
 
 
