@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from kvota.tools.chat import Conversation, converse
-from kvota.tools.server import ServerUnusable
+from kvota.tools.server import ServerUnusable, connection_text
 
 
 def sse(*pieces: str, error: str | None = None) -> bytes:
@@ -106,3 +106,10 @@ def test_no_server_says_how_to_start_one() -> None:
     client = httpx.Client(base_url="http://test", transport=httpx.MockTransport(refuse))
     with pytest.raises(ServerUnusable, match="kvota serve"):
         Conversation(client)
+
+
+def test_a_url_that_is_none_is_said_in_one_sentence() -> None:
+    error = httpx.UnsupportedProtocol("Request URL is missing an 'http://' protocol.")
+    text = connection_text(httpx.URL("127.0.0.1:9"), error)
+    assert text.startswith("Cannot talk to 127.0.0.1:9: Request URL is missing")
+    assert ".." not in text

@@ -34,7 +34,8 @@ def message_of(response: httpx.Response) -> str:
 
 
 def connection_text(base_url: httpx.URL, error: httpx.HTTPError) -> str:
+    reason = str(error).rstrip(".")
     return (
-        f"Cannot talk to {base_url}: {error}. Is the server running there? "
+        f"Cannot talk to {base_url}: {reason}. Is the server running there? "
         "Start one with `kvota serve`, or name another with --url."
     )
