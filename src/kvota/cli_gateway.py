@@ -13,7 +13,8 @@ from kvota.cli_errors import fail
 from kvota.cli_settings import ReadSettings, with_settings
 from kvota.config import Config
 from kvota.core.errors import ConfigError, KvotaError
-from kvota.gateway.settings import BackendEntry, check_fleet
+from kvota.gateway.settings import BackendEntry
+from kvota.gateway.settings_checks import check_fleet
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.tools.server import ServerUnusable
 

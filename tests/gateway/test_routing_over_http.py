@@ -638,6 +638,19 @@ async def test_a_reload_takes_in_how_patient_the_gateway_is(
         await world.parts.reload()
 
 
+async def test_a_bug_in_reading_settings_ends_no_gateway(
+    chained: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(_: object) -> None:
+        raise ValueError("nobody thought of that")
+
+    monkeypatch.setattr("kvota.gateway.control.check_gateway", breaks)
+    await chained.parts.reload_or_log()
+    assert (await chained.chat()).status == 200
+    assert "nobody thought of that" in chained.log
+    assert await chained.metrics('kvota_gateway_reloads_total{ending="refused"}') == 1
+
+
 async def test_a_reload_names_what_only_a_restart_takes_in(chained: GatewayWorld) -> None:
     assert set(READ_ONCE) <= set(GatewaySettings.__struct_fields__)
     assert "which have changed" not in await chained.parts.reload()

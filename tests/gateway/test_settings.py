@@ -1,11 +1,14 @@
+import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvota.config import load
 from kvota.core.errors import ConfigError
-from kvota.gateway.settings import check_fleet, read_fleet
+from kvota.gateway.settings import GatewaySettings, read_fleet
+from kvota.gateway.settings_checks import check_fleet, check_gateway, check_tasks
 
 TWO_BACKENDS = """
 [[backends]]
@@ -76,12 +79,46 @@ backends = ["b", "node"]
         ('[[backends]]\nname = "c"\nkv_share = 1.5', "kv_share is 1.5"),
         ('[[backends]]\nname = "c"\nkind = "vlm"', "[[backends]] c: Invalid enum value 'vlm'"),
         ('[[models]]\nname = "m"\nversions = [{name = "v", backends = []}]', "has no backends"),
+        ('[[models]]\nname = "m"\nbackends = ["a", "a"]', "backend a is named twice"),
+        (
+            '[[models]]\nname = "m"\nversions = ['
+            '{name = "v", backends = ["a"]}, {name = "v", backends = ["b"]}]',
+            "Two versions of model m are called v",
+        ),
+        ('[[models]]\nname = "m\\n"\nbackends = ["a"]', "holds a control character"),
+        ('[[backends]]\nname = "c\\r"', "name of a backend holds a control character"),
+        ('[[backends]]\nname = "c"\nurl = "http://a b"', "the url holds a space"),
+        ('[[backends]]\nname = "c"\nurl = "http://a\\r\\nb"', "or a control character"),
+        ('[[backends]]\nname = "c"\nkv_tokens = -5', "kv_tokens is -5; it must be at least 1"),
+        ('[[backends]]\nname = "c"\nmax_model_len = 0', "max_model_len is 0"),
+        ('[[backends]]\nname = "c"\nidle_timeout_s = inf', "idle_timeout_s is inf"),
+        ('[[backends]]\nname = "c"\nunix_socket = ""', "unix_socket is empty"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(text)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize("changes", [
+    {"probe_every_s": 0.0}, {"probe_every_s": math.nan}, {"abuse_block_s": math.inf},
+    {"num_gateways": 0}, {"choices_max": -1}, {"output_tokens_max": 0}, {"abuse_failures_max": 0},
+])  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused_by_name(changes: dict[str, Any]) -> None:
+    check_gateway(GatewaySettings())
+    [name] = changes
+    with pytest.raises(ConfigError, match=rf"\[gateway\]: {name} is "):
+        check_gateway(GatewaySettings(**changes))
+
+
+def test_a_task_that_nobody_knows_is_refused_with_the_nearest() -> None:
+    fleet = read_fleet(
+        {"models": [{"name": "m", "backends": ["a"], "tasks": ["chat", "coding"]}]}, "kvota.toml"
+    )
+    check_tasks(fleet, {"chat", "coding"})
+    with pytest.raises(ConfigError, match=r"no task coding: did you mean code\?"):
+        check_tasks(fleet, {"chat", "code"})
 
 
 def test_one_bracket_is_told_from_two() -> None:

@@ -143,6 +143,10 @@ class Gateway:
             self.metrics.reloaded(is_taken=False)
             self._log.error("reload refused", why=error.message)
             raise
+        except Exception as bug:  # a boundary: no file may end a gateway that serves
+            self.metrics.reloaded(is_taken=False)
+            self._log.error("reload refused", why="a bug of kvota's", exc_info=bug)
+            raise ConfigError(f"The settings cannot be used: {bug!r}.") from bug
         self.metrics.reloaded(is_taken=True)
         held = self._held_to_restart()
         self._log.info("reloaded", models=len(self.live.now.table.routes), needs_restart=held)

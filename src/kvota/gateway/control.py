@@ -33,8 +33,8 @@ from kvota.gateway.settings import (
     Fleet,
     GatewaySettings,
     ModelEntry,
-    check_fleet,
 )
+from kvota.gateway.settings_checks import check_fleet, check_gateway, check_tasks
 
 Settings = tuple[GatewaySettings, Fleet]
 
@@ -75,8 +75,11 @@ class Control:
             live.now = replace(old, table=table)
 
     def _take(self, settings: GatewaySettings, fleet: Fleet, old: Rules | None) -> Rules:
+        check_gateway(settings)
         check_fleet(fleet, has_own_node=self.own is not None)
         filters, classifier = new_filters(settings), new_classifier(settings)
+        if isinstance(classifier, RuleClassifier):
+            check_tasks(fleet, classifier.tasks)
         retries, abuse = _retries(settings), _abuse(settings)
         backends = self.registry.build(fleet.backends, environment=self.environment)
         if self.own is not None:

@@ -218,12 +218,19 @@ class RouteTable:
 
 
 class RouteBuilder:
-    """Makes tables. `chance` decides ties; `created` dates new models, in Unix seconds."""
+    """Makes tables. `chance` decides ties; `created` dates new models, in Unix seconds.
+
+    Raises ConfigError for bounds of a rollout that cannot be.
+    """
 
     def __init__(self, settings: GatewaySettings, chance: Random, *, created: int = 0) -> None:
         self._settings = settings
         self._chance = chance
         self._created = created
+        self._watch = WatchSettings(
+            failure_margin=settings.rollback_failure_margin,
+            ttft_factor=settings.rollback_ttft_factor,
+        )
 
     def build(
         self,
@@ -261,18 +268,13 @@ class RouteBuilder:
         self, entry: ModelEntry, versions: Mapping[str, Replicas], old: Route | None
     ) -> Rollout:
         """The old one where nothing has changed, and its state where only other bounds count."""
-        settings = self._settings
         weighed = [
             Version(name=name, model=one.model, weight=one.entry.weight)
             for name, one in versions.items()
         ]
-        watch = WatchSettings(
-            failure_margin=settings.rollback_failure_margin,
-            ttft_factor=settings.rollback_ttft_factor,
-        )
-        rollout = Rollout(entry.name, weighed, settings=watch)
+        rollout = Rollout(entry.name, weighed, settings=self._watch)
         if old is not None and old.entry.all_versions() == entry.all_versions():
-            if old.rollout.settings == watch:
+            if old.rollout.settings == self._watch:
                 return old.rollout
             rollout.resume(old.rollout.state)
         return rollout

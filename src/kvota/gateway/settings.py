@@ -11,7 +11,7 @@ Frozen, complete, and checked before anything starts. Times are seconds.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -137,45 +137,6 @@ def read_fleet(tables: Mapping[str, Any], source: str) -> Fleet:
         models=_entries(tables.get("models", []), ModelEntry, "models", source),
     )
     return fleet
-
-
-def check_fleet(fleet: Fleet, *, has_own_node: bool) -> None:
-    """Raises ConfigError where backends and models do not fit together."""
-    backends = [one.name for one in fleet.backends] + [OWN_NODE] * has_own_node
-    _require_unique(backends, "backend")
-    names = [name for model in fleet.models for name in (model.name, *model.aliases)]
-    _require_unique(names, "model")
-    for model in fleet.models:
-        _check_model(model, backends)
-    for backend in fleet.backends:
-        if not 0 < backend.kv_share <= 1:
-            raise ConfigError(
-                f"backend {backend.name}: kv_share is {backend.kv_share}; it must be above 0 and "
-                "at most 1."
-            )
-
-
-def _check_model(model: ModelEntry, backends: Sequence[str]) -> None:
-    where = f"model {model.name}"
-    if model.name == AUTO or AUTO in model.aliases:
-        raise ConfigError(f"{where}: the name {AUTO} is taken; it means a model by task.")
-    if bool(model.backends) == bool(model.versions):
-        raise ConfigError(f"{where} needs either backends or versions.")
-    for version in model.all_versions():
-        if not version.backends:
-            raise ConfigError(f"{where}: version {version.name} has no backends.")
-        for name in version.backends:
-            if name not in backends:
-                near = nearest(name, backends)
-                raise ConfigError(f"{where}: there is no backend {name}{near}")
-
-
-def _require_unique(names: Sequence[str], kind: str) -> None:
-    for name in names:
-        if not name:
-            raise ConfigError(f"A {kind} has an empty name.")
-        if names.count(name) > 1:
-            raise ConfigError(f"Two {kind}s are called {name}.")
 
 
 def _entries(given: Any, kind: type[T], table: str, source: str) -> tuple[T, ...]:

@@ -152,6 +152,11 @@ class RuleClassifier:
         self._rules = rules
         self._signs = tuple(_Signs.of(rule) for rule in rules.rules)
 
+    @property
+    def tasks(self) -> frozenset[str]:
+        """All that it may answer."""
+        return frozenset((*self._rules.tasks, self._rules.default))
+
     def classify(self, prompt: Prompt) -> Classified:
         texts = self._weighted(prompt)
         scores: dict[str, float] = {}

@@ -74,10 +74,10 @@ class Upstream:
         """Raises ConfigError for a URL that names no host and port."""
         self.settings = settings
         self._clock = clock
+        self._pool = _pool(settings)
         self._path = urlsplit(settings.url).path.rstrip("/")
         self._standing = _standing_head(settings)
         self._num_standing_breaks = self._standing.count("\n")
-        self._pool = _pool(settings)
         self._is_closed = False
 
     @property
