@@ -51,16 +51,17 @@ async def replayed(
 
 
 def bodies(backend: FakeBackend) -> list[dict[str, object]]:
-    return [one.json for one in backend.generations]
+    """By the length of their prompts: what is due close together may overtake on its way."""
+    return sorted((one.json for one in backend.generations), key=lambda one: len(one["prompt"]))
 
 
 async def test_all_is_asked_as_it_was_recorded(backend: FakeBackend, tmp_path: Path) -> None:
     path = traffic(tmp_path, [arrival(0.0, 300, 3), arrival(0.05, 5, 7), arrival(0.1, 40, 2)])
     result = await replayed(backend, path)
     asked = bodies(backend)
-    assert [len(body["prompt"]) for body in asked] == [300, 5, 40]  # type: ignore[arg-type]
-    assert [body["max_tokens"] for body in asked] == [3, 7, 2]
-    assert [body["min_tokens"] for body in asked] == [3, 7, 2]
+    assert [len(body["prompt"]) for body in asked] == [5, 40, 300]  # type: ignore[arg-type]
+    assert [body["max_tokens"] for body in asked] == [7, 2, 3]
+    assert [body["min_tokens"] for body in asked] == [7, 2, 3]
     assert all(body["ignore_eos"] is True and body["stream"] is True for body in asked)
     assert [one.output_tokens for one in result.seen] == [3, 7, 2]
     assert [one.scheduled_s for one in result.seen] == [0.0, 0.05, 0.1]
@@ -72,8 +73,8 @@ async def test_time_and_length_are_scaled(backend: FakeBackend, tmp_path: Path) 
     path = traffic(tmp_path, [arrival(0.0, 320, 32), arrival(1.0, 161, 16)])
     result = await replayed(backend, path, scaling=Scaling(time=0.1, length=16))
     assert [one.scheduled_s for one in result.seen] == [0.0, 0.1]
-    assert [len(body["prompt"]) for body in bodies(backend)] == [20, 11]  # type: ignore[arg-type]
-    assert [body["max_tokens"] for body in bodies(backend)] == [2, 1]
+    assert [len(body["prompt"]) for body in bodies(backend)] == [11, 20]  # type: ignore[arg-type]
+    assert [body["max_tokens"] for body in bodies(backend)] == [1, 2]
 
 
 async def test_shared_prefixes_arrive_as_shared_token_ids(
@@ -82,10 +83,10 @@ async def test_shared_prefixes_arrive_as_shared_token_ids(
     shared: dict[str, Any] = {"prefix": (1, 2), "prefix_block": 256}
     path = traffic(
         tmp_path,
-        [arrival(0.0, 600, **shared), arrival(0.05, 700, **shared), arrival(0.1, 600)],
+        [arrival(0.0, 600, **shared), arrival(0.05, 700, **shared), arrival(0.1, 599)],
     )
     result = await replayed(backend, path)
-    first, second, other = (body["prompt"] for body in bodies(backend))
+    other, first, second = (body["prompt"] for body in bodies(backend))
     assert isinstance(first, list) and isinstance(second, list) and isinstance(other, list)  # noqa: PT018
     assert first[:512] == second[:512]
     assert first[512:560] != second[512:560]
@@ -96,7 +97,7 @@ async def test_shared_prefixes_arrive_as_shared_token_ids(
 async def test_each_tenant_asks_with_its_own_key(backend: FakeBackend, tmp_path: Path) -> None:
     path = traffic(tmp_path, [arrival(0.0, tenant="a"), arrival(0.05, tenant="b")])
     result = await replayed(backend, path, {"a": "sk-a", "b": "sk-b"})
-    sent = [one.headers["authorization"] for one in backend.generations]
+    sent = sorted(one.headers["authorization"] for one in backend.generations)
     assert sent == ["Bearer sk-a", "Bearer sk-b"]
     assert [one.lane for one in result.seen] == ["a", "b"]
     assert "sk-a" not in str(show.as_json(result)) + render(show.report(result))
@@ -108,7 +109,7 @@ async def test_choices_and_bands_are_asked_as_recorded(
     """A journal of a request for two choices of three tokens, and one of the batch band."""
     path = traffic(tmp_path, [arrival(0.0, n=2), arrival(0.05, band=Band.BATCH)])
     result = await replayed(backend, path)
-    several, batch = backend.generations
+    several, batch = sorted(backend.generations, key=lambda one: "n" not in one.json)
     assert (several.json["n"], several.json["max_tokens"]) == (2, 3)
     assert "n" not in batch.json
     assert "x-kvota-priority" not in several.headers
