@@ -138,15 +138,15 @@ def url() -> Iterator[str]:
         serving = threading.Thread(target=loop.run_forever)
         serving.start()
         yield backend.url
-        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        serving.join(20)
+        serving.join(60)
 
 
 def test_a_replay_is_shown_and_written(url: str, tmp_path: Path) -> None:
     data, page = tmp_path / "replay.json", tmp_path / "replay.html"
     flags = ["--url", url, "--max-requests", "20", "--time-scale", "0.01", "--length-scale", "64"]
-    flags += ["--json", str(data), "--html", str(page), "--drain-s", "20"]
+    flags += ["--json", str(data), "--html", str(page), "--drain-s", "60"]
     result = RUN.invoke(app, ["replay", HEAD, *flags])
     facts = json.loads(data.read_text())
     assert result.exit_code == (0 if facts["refused"] is None else 1)
@@ -179,7 +179,7 @@ def test_formats_that_are_not_shipped_are_described_converted_and_replayed(
     assert format_of(to) is TraceFormat.MOONCAKE
 
     written = tmp_path / "replay.json"
-    flags = ["--url", url, "--time-scale", "0.005", "--json", str(written), "--drain-s", "20"]
+    flags = ["--url", url, "--time-scale", "0.005", "--json", str(written), "--drain-s", "60"]
     RUN.invoke(app, ["replay", str(file), *flags])
     sent = json.loads(written.read_text())["requests"]
     asked = [(one["prompt_tokens"], one["output_tokens"]) for one in sent]

@@ -47,7 +47,7 @@ async def replayed(
     backend.received.clear()
     tenants = {one.tenant for one in recorded.arrivals}
     own = {tenant: (keys or {}).get(tenant) for tenant in tenants}
-    return await replay(plan_for(recorded, target), target, own, SLO, drain_s=20.0)
+    return await replay(plan_for(recorded, target), target, own, SLO, drain_s=60.0)
 
 
 def bodies(backend: FakeBackend) -> list[dict[str, object]]:
