@@ -427,6 +427,7 @@ async def test_each_request_leaves_one_line_and_no_word_of_its_texts(
     assert (await embed(world, "a private thing", model="nothing")).status == 404
     prompt = {"model": "texts", "prompt": "a private thing"}
     assert (await world.post("/tokenize", prompt)).json["count"] == 3
+    await until(lambda: world.log.count('"event": "request"') == 3)
     events = [json.loads(line) for line in world.log.splitlines()]
     first, second, third = [one for one in events if one["event"] == "request"]
     assert (first["endpoint"], first["outcome"], first["inputs"]) == ("embeddings", "completed", 2)
