@@ -66,7 +66,8 @@ class BoundedConnection(asyncio.Protocol):
         self._keep_alive_s = config.timeout_keep_alive
         self._app, self._app_behind_proxy = _apps(config)
         self._parser: Any = httptools.HttpRequestParser(self)
-        # What follows a request that closes is somebody's pipelining: it is answered all the same.
+        # What follows a request that closes is no error of that request, which is answered. It is
+        # not answered itself: RFC 9112, 9.6.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport | None = None
         self.client: tuple[str, int] | None = None

@@ -109,7 +109,7 @@ class Upstream:
                 raise failure_of(reply.status, reply.headers, content, backend=self.name)
             if reply.headers.get("content-encoding", "identity") != "identity":
                 raise reply.failure(FailureKind.MALFORMED, "answered compressed, unasked")
-        except BaseException:
+        except BaseException:  # cancelled as well: nobody else gets it, to close it
             reply.close()
             raise
         return reply

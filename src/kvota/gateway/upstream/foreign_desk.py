@@ -388,7 +388,7 @@ class _Admitted:
         if not (place.granted.done() and place.lease is not None):
             try:
                 await place.granted
-            except BaseException as error:
+            except BaseException as error:  # cancelled as well: `__aexit__` is not called for it
                 self._end(error)
                 raise
         return place
