@@ -87,6 +87,7 @@ def test_the_page_shows_what_a_machine_could_carry(tmp_path: Path) -> None:
     ):
         assert text in page
     assert page.count("<svg") == 5
+    assert ">fp8, int8</text>" in page  # their lines lie on each other
 
 
 def test_a_machine_without_gpu_has_a_page_too(

@@ -48,6 +48,47 @@ def test_kv_of_a_token_is_the_published_figure(name: str, bytes_per_token: int) 
     assert known_model(name).kv_layout().bytes_per_token == bytes_per_token
 
 
+# K and V of 2 bytes, in each layer of every KV head: layers, KV heads and head size as the model
+# cards and papers state them. Of latent attention one row of 512 + 64.
+@pytest.mark.parametrize(
+    ("name", "layers", "kv_heads", "head"),
+    [
+        ("llama-2-13b", 40, 40, 128),
+        ("llama-3.1-405b", 126, 8, 128),
+        ("llama-3.2-1b", 16, 8, 64),
+        ("llama-3.2-3b", 28, 8, 128),
+        ("mistral-nemo-12b", 40, 8, 128),
+        ("mistral-small-24b", 40, 8, 128),
+        ("mixtral-8x7b", 32, 8, 128),
+        ("mixtral-8x22b", 56, 8, 128),
+        ("qwen2.5-0.5b", 24, 2, 64),
+        ("qwen2.5-7b", 28, 4, 128),
+        ("qwen2.5-32b", 64, 8, 128),
+        ("qwen2.5-72b", 80, 8, 128),
+        ("qwen3-0.6b", 28, 8, 128),
+        ("qwen3-4b", 36, 8, 128),
+        ("qwen3-30b-a3b", 48, 4, 128),
+        ("qwen3-235b-a22b", 94, 4, 128),
+        ("gemma-2-9b", 42, 8, 256),
+        ("gemma-2-27b", 46, 16, 128),
+        ("gemma-3-1b", 26, 1, 256),
+        ("gemma-3-12b", 48, 8, 256),
+        ("phi-3-mini-4k", 32, 32, 96),
+        ("phi-4", 40, 10, 128),
+        ("gpt-oss-20b", 24, 8, 64),
+        ("gpt-oss-120b", 36, 8, 64),
+    ],
+)
+def test_kv_of_a_token_is_two_rows_a_layer_and_head(
+    name: str, layers: int, kv_heads: int, head: int
+) -> None:
+    assert known_model(name).kv_layout().bytes_per_token == 2 * 2 * layers * kv_heads * head
+
+
+def test_of_deepseek_v2_a_token_takes_a_row_of_its_latent() -> None:
+    assert known_model("deepseek-v2").kv_layout().bytes_per_token == 60 * (512 + 64) * 2
+
+
 def test_32_sequences_of_8192_tokens_at_128_kib_take_32_gib() -> None:
     assert 32 * known_model("llama-3-8b").kv_layout().bytes_of(8192) == 32 * GIB
 

@@ -116,3 +116,11 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path)
         require_writable(kept / "page.html")
     with pytest.raises(CannotWrite, match="cannot be written: Is a directory"):
         require_writable(tmp_path / "new")
+
+
+def test_a_chart_can_be_moved_sideways_where_the_screen_is_narrow() -> None:
+    chart = line_chart([Series("x", [(0, 1), (1, 2)])], "t", "y")
+    page = render(Report("r", {}, [Section("s", charts=[chart])]))
+    assert f'<div class="wide">{chart}</div>' in page
+    assert ".wide { overflow-x: auto; }" in page
+    assert "min-width: 640px" in page

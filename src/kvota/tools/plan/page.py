@@ -135,7 +135,12 @@ def _held(plans: Named) -> str:
     typical = next(iter(plans.values())).workload.typical_tokens
     marks = [Mark("typical", typical)]
     return line_chart(
-        series, "tokens of a request", "requests at once", log_x=True, log_y=True, marks=marks
+        _merged(series),
+        "tokens of a request",
+        "requests at once",
+        log_x=True,
+        log_y=True,
+        marks=marks,
     )
 
 
@@ -177,10 +182,18 @@ def _paces(plans: Named) -> list[Section]:
             for title, each in paces.items()
         ]
         marks = [Mark("target", 1000 * target_s, is_level=True)]
-        return line_chart(series, _IN_FLIGHT, label, log_x=True, marks=marks)
+        return line_chart(_merged(series), _IN_FLIGHT, label, log_x=True, marks=marks)
 
     charts = [chart("TTFT in ms", first.ttft_s, "ttft"), chart("TPOT in ms", first.tpot_s, "tpot")]
     return [Section("First token, and each more", _PACE, charts=charts)]
+
+
+def _merged(series: Sequence[Series]) -> list[Series]:
+    """Lines that lie on each other as one with all their names, or the last would hide the rest."""
+    names: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for one in series:
+        names.setdefault(tuple(one.points), []).append(one.name)
+    return [Series(", ".join(same), points) for points, same in names.items()]
 
 
 def _time_s(pace: Pace, of: str) -> float:

@@ -197,7 +197,7 @@ def _cdf(replayed: Replayed) -> str:
 
 
 def _ttft_over_time(replayed: Replayed) -> str:
-    width_s = replayed.plan.recorded.window_s / NUM_BUCKETS
+    width_s = replayed.measured.window_s / NUM_BUCKETS
     buckets: dict[int, list[float]] = {}
     for one in replayed.seen:
         if one.first_token_s is not None:
@@ -220,7 +220,7 @@ def _points(
 
 
 def _load_over_time(replayed: Replayed) -> str:
-    width_s = replayed.plan.recorded.window_s / NUM_BUCKETS
+    width_s = replayed.measured.window_s / NUM_BUCKETS
     due = Counter(int(one.scheduled_s / width_s) for one in replayed.seen)
     served = Counter(int(one.scheduled_s / width_s) for one in replayed.seen if one.is_whole)
     series = [

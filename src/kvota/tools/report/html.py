@@ -37,7 +37,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { font-weight: 600; }
 th.text, td.text { text-align: left; white-space: normal; min-width: 14rem; }
 pre { background: var(--soft); padding: .7rem 1rem; overflow-x: auto; font-size: .85rem; }
-svg { width: 100%; height: auto; margin: .6rem 0; }
+svg { width: 100%; min-width: 640px; height: auto; margin: .6rem 0; }
 """
 FIGURE_LENGTH_MAX = 48  # characters; what is longer is a sentence
 
@@ -125,7 +125,9 @@ def _section(one: Section) -> str:
     paragraphs = "".join(f"<p>{escape(part)}</p>\n" for part in one.text.split("\n\n") if part)
     table = _table(one.table) if one.table is not None else ""
     code = f"<pre>{escape(one.code)}</pre>" if one.code else ""
-    return f"<h2>{escape(one.title)}</h2>\n{paragraphs}{''.join(one.charts)}\n{table}{code}"
+    # On a phone a chart is moved sideways: made as narrow as that, its figures could not be read.
+    charts = "".join(f'<div class="wide">{chart}</div>\n' for chart in one.charts)
+    return f"<h2>{escape(one.title)}</h2>\n{paragraphs}{charts}{table}{code}"
 
 
 def _table(table: Table) -> str:
