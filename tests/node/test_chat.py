@@ -121,6 +121,16 @@ async def test_a_final_message_is_continued_where_it_ends(begun: str) -> None:
     assert text == f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{begun}"
 
 
+async def test_a_template_that_trims_messages_trims_a_final_one_too() -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}|{% endfor %}"
+    template = ChatTemplate(source, bos_token=None, eos_token=None)
+    node = make_node(says("x"), served=tiny_served(template=template))
+    final = {"role": "assistant", "content": " a | \n"}
+    await node.chat(messages=[*USER, final], continue_final_message=True)
+    text = node.served.tokenizer.decode(node.runner.requests[0].prompt)
+    assert text == "[user]hi|[assistant]a |"
+
+
 @pytest.mark.parametrize("begun", ["", " \n"])
 async def test_nothing_cannot_be_continued(begun: str) -> None:
     final = {"role": "assistant", "content": begun}

@@ -32,6 +32,24 @@ def test_text_parts_are_joined_without_a_separator(role: str) -> None:
     assert as_parts == messages({"role": role, "content": "red, green, blue"})
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"reasoning_content": "a"}, {"reasoning_content": "a"}),
+        ({"reasoning": "a"}, {"reasoning": "a", "reasoning_content": "a"}),
+        ({"reasoning": "a", "reasoning_content": "b"},
+         {"reasoning": "a", "reasoning_content": "b"}),
+        ({"reasoning": {"effort": "low"}}, {}),
+        ({"reasoning": None}, {}),
+    ],
+)  # fmt: skip
+def test_earlier_reasoning_reaches_the_template_under_either_name(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    [message] = messages({"role": "assistant", "content": "x", **given})
+    assert message == {"role": "assistant", "content": "x", **expected}
+
+
 def test_developer_is_read_as_system_and_function_as_tool() -> None:
     roles = [m["role"] for m in messages(
         {"role": "developer", "content": "a"}, {"role": "function", "name": "f", "content": "b"}

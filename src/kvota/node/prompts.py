@@ -59,18 +59,18 @@ class ChatPrompt:
     def _open_ended(self) -> str:
         """The prompt up to the last character of the last message, so that the answer goes on.
 
-        Found by a mark behind it: its own text may occur in what the template writes after it,
-        and its last spaces and line breaks belong to what the client began.
+        Found by a mark behind it, as Transformers does: its own text may occur in what the
+        template writes after it. Its last spaces stay where the template keeps the mark's own.
         """
         *earlier, final = self._messages
-        marked = {**final, "content": final["content"] + _FINAL_END}
-        text, mark, _ = self._rendered([*earlier, marked]).rpartition(_FINAL_END)
+        marked = {**final, "content": f"{final['content']}{_FINAL_END} "}
+        text, mark, rest = self._rendered([*earlier, marked]).rpartition(_FINAL_END)
         if not mark or not final["content"].strip():
             raise InvalidRequest(
                 "`continue_final_message` needs a last message whose text the template keeps.",
                 param="continue_final_message",
             )
-        return text
+        return text if rest.startswith(" ") else text.rstrip()
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return _blaming(

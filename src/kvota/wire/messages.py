@@ -63,6 +63,9 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
             result[name] = getattr(message, name)
+    if isinstance(message.reasoning, str):  # templates know either name
+        result["reasoning"] = message.reasoning
+        result.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
         result["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     return result

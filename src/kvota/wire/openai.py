@@ -145,6 +145,7 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # some templates show earlier reasoning again
+    reasoning: Any = None  # its newer name; other clients keep objects there, which are passed over
     function_call: Unsupported = None
     audio: Unsupported = None
 
