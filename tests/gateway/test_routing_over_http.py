@@ -254,6 +254,22 @@ async def test_auto_means_the_model_for_the_task(
     assert "auto" in {one["id"] for one in (await world.get("/v1/models")).json["data"]}
 
 
+async def test_auto_means_a_model_that_the_key_may_call(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    models = [
+        model_of("large", "a", tasks=("chat", "code")),
+        model_of("small", "b", tasks=("chat",)),
+        model_of("other", "b"),
+    ]
+    world = await world_of(closing, vllm_entry("a", a), vllm_entry("b", b), models=models)
+    small, other = [await world.key(models=frozenset({name})) for name in ("small", "other")]
+    for text in ("Good morning! How are you?", "写一个Python函数，实现快速排序，并写单元测试"):
+        reply = await world.chat(text, model="auto", key=small)
+        assert reply.headers["x-kvota-model"] == "small"
+    assert (await world.chat(model="auto", key=other)).status == 403
+
+
 async def test_replicas_share_the_work_and_cover_for_each_other(
     closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
 ) -> None:

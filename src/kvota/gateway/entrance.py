@@ -122,7 +122,7 @@ class Entrance:
         route = table.find(name) if name else None
         if name == AUTO and table.has_tasks:
             call.task = rules.classifier.classify(prompt_of(asked.body)).task
-            route = table.for_task(call.task)
+            route = table.for_task(call.task, asked.caller)
         if route is None:
             check(asked.body)  # a node says this first
             raise not_here(name or "", table)

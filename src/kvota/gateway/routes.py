@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from kvota.gateway.backends import Backend
+from kvota.gateway.caller import Caller
 from kvota.gateway.policy.affinity import NO_PREFIX, PrefixChain
 from kvota.gateway.policy.breaker import Permit
 from kvota.gateway.policy.fallback import FallbackTable, Threshold, why_fall_back
@@ -211,9 +212,13 @@ class RouteTable:
         """The name `auto` means something."""
         return any(one.entry.tasks for one in self.routes.values())
 
-    def for_task(self, task: str) -> Route | None:
-        """The route for a task; the first one that has any when none is for this one."""
+    def for_task(self, task: str, caller: Caller) -> Route | None:
+        """The caller's model for a task; the first one that has any when none is for this one.
+
+        Where no model with tasks is the caller's, anybody's, so that it can be told.
+        """
         able = [one for one in self.routes.values() if one.entry.tasks]
+        able = [one for one in able if caller.may_use(*one.names)] or able
         return next((one for one in able if task in one.entry.tasks), able[0] if able else None)
 
 
