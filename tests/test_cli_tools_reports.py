@@ -34,3 +34,24 @@ def test_where_nothing_can_be_written_nothing_is_begun(
     ended = CliRunner().invoke(app, [*command, str(tmp_path / "file" / "report")])
     assert ended.exit_code != 0
     assert "cannot be written" in f"{ended.output} {ended.exception}"
+
+
+@pytest.mark.parametrize(
+    ("command", "worker"),
+    [
+        (("bench", "baseline", "--url", NOBODY, "--out"), "kvota.cli_tools_bench.run"),
+        (("evaluate", f"a@{NOBODY}", f"b@{NOBODY}", "--out"), "kvota.cli_tools_evaluate.evaluate"),
+    ],
+    ids=["bench", "evaluate"],
+)
+def test_ctrl_c_ends_with_130_and_says_that_nothing_was_written(
+    command: tuple[str, ...], worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker, stopped)
+    ended = CliRunner().invoke(app, [*command, str(tmp_path / "report")])
+    assert ended.exit_code == 130
+    assert "Interrupted: nothing was" in ended.output
+    assert list(tmp_path.iterdir()) == []

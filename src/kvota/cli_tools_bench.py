@@ -7,7 +7,7 @@
     kvota bench soak          the same load for a long time: leaks, drift
 
 Each writes NAME.json and NAME.html and prints a table. Exit codes: 0; 1 when the verdict is bad or
-the result had to be refused; 2 when the server cannot be measured.
+the result had to be refused; 2 when the server cannot be measured; 130 after Ctrl-C.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ from kvota.tools.report.terminal import progress_bar, show
 
 EXIT_BAD: Final = 1
 EXIT_UNUSABLE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 LOCAL: Final = "http://127.0.0.1:8000"
 
 Url = Annotated[str, typer.Option(envvar="KVOTA_URL", help="The server to load.")]
@@ -246,6 +247,9 @@ def _run(name: str, mode: Mode, where: Where, out: Path | None) -> None:
     except KvotaError as error:
         Console(stderr=True, highlight=False).print(escape(error.message), soft_wrap=True)
         sys.exit(EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted: nothing was written.")
+        sys.exit(EXIT_INTERRUPTED)
     for section in finding.report.sections[:2]:
         if section.table is not None:
             console.print(f"[bold]{escape(section.title)}[/bold]")

@@ -1,6 +1,7 @@
 """The command `kvota evaluate`: is one version of a model, as served, as good as another?
 
-Exit codes: 0 good; 1 worse than allowed; 2 it cannot be judged, or a server cannot be used.
+Exit codes: 0 good; 1 worse than allowed; 2 it cannot be judged, or a server cannot be used; 130
+after Ctrl-C.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from kvota.tools.load.progress import Bar
 from kvota.tools.report.html import require_writable, write_html, write_json
 from kvota.tools.report.terminal import progress_bar, show
 
+EXIT_INTERRUPTED: Final = 130
 EXITS: Final = {Verdict.GOOD: 0, Verdict.WORSE: 1, Verdict.UNDECIDED: 2}
 
 
@@ -94,8 +96,12 @@ def evaluate_command(
     )
     written = out.with_name(out.name + ".json"), out.with_name(out.name + ".html")
     require_writable(*written)
-    with progress_bar() as bar:
-        found = asyncio.run(evaluate(*places, options, Bar(bar)))
+    try:
+        with progress_bar() as bar:
+            found = asyncio.run(evaluate(*places, options, Bar(bar)))
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted: nothing was judged, and nothing written.")
+        sys.exit(EXIT_INTERRUPTED)
     _show(found, written)
     sys.exit(EXITS[found.verdict])
 

@@ -1,5 +1,7 @@
 """What every tool says when a server cannot be used."""
 
+from urllib.parse import urlsplit
+
 import httpx
 
 from kvota.core.errors import KvotaError
@@ -10,7 +12,25 @@ class ServerUnusable(KvotaError):
 
 
 def root_of(url: str) -> str:
-    """The server's root, from a URL with or without a trailing /v1."""
+    """The server's root, from a URL with or without a trailing /v1.
+
+    Raises ServerUnusable for what is no address of a server, and for one that holds a password,
+    because reports and messages show it.
+    """
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number of a port
+        is_address = False
+    if not is_address:
+        raise ServerUnusable(
+            f"{url!r} is no address of a server: write it as http://127.0.0.1:8000."
+        )
+    if "@" in parts.netloc:
+        raise ServerUnusable(
+            f"The address of {parts.hostname} holds a name or a password, which reports "
+            "would show. Leave it out; a key is given with --api-key or KVOTA_API_KEY."
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 
