@@ -51,6 +51,8 @@ def write(format: ToolFormat, *calls: tuple[str, str]) -> str:
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
     if format is ToolFormat.MISTRAL:
         return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    if format is ToolFormat.MISTRAL_ARGS:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls)
     return "; ".join(objects)
 
 
@@ -113,7 +115,7 @@ def test_what_the_grammar_allows_the_parser_reads(format: ToolFormat) -> None:
     assert len(events) == 4
 
 
-@pytest.mark.parametrize("format", [ToolFormat.HERMES, ToolFormat.MISTRAL])
+@pytest.mark.parametrize("format", [ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.MISTRAL_ARGS])
 def test_markers_that_are_special_tokens_are_reached_by_id(format: ToolFormat) -> None:
     own = tokenizer(*format.visible_markers)
     text = write(format, BERLIN)
@@ -121,6 +123,12 @@ def test_markers_that_are_special_tokens_are_reached_by_id(format: ToolFormat) -
     assert len(ids) == len(format.visible_markers)
     assert allows(forced_grammar(format, TOOLS, None, marker_ids=ids), text, own)
     assert not allows(forced_grammar(format, TOOLS, None), text, own)
+
+
+def test_a_call_id_may_stand_before_the_arguments_where_the_format_has_one() -> None:
+    grammar = forced_grammar(ToolFormat.MISTRAL_ARGS, TOOLS, None)
+    assert allows(grammar, "[TOOL_CALLS]weather2[CALL_ID]abcDEF123[ARGS]{}")
+    assert not allows(grammar, "[TOOL_CALLS]weather2[CALL_ID]abc[ARGS]{}")
 
 
 def test_a_name_that_no_tool_has_is_refused() -> None:

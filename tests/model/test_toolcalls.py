@@ -22,6 +22,7 @@ from kvota.model.toolcalls import (
 )
 
 HERMES, LLAMA3, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3_JSON, ToolFormat.MISTRAL
+MISTRAL_ARGS = ToolFormat.MISTRAL_ARGS
 
 
 @dataclass
@@ -79,6 +80,8 @@ def write(format: ToolFormat, calls: Sequence[tuple[str, str]]) -> str:
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
     if format is MISTRAL:
         return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    if format is MISTRAL_ARGS:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
     return "; ".join(objects)
 
 
@@ -96,11 +99,15 @@ ARGUMENTS = st.dictionaries(
 ).flatmap(lambda value: st.sampled_from([json.dumps(value), json.dumps(value, indent=1)]))
 CALLS = st.lists(st.tuples(st.text(min_size=1, max_size=8), ARGUMENTS), min_size=1, max_size=3)
 FORMATS = st.sampled_from(list(ToolFormat))
+OBJECT_FORMATS = st.sampled_from([HERMES, LLAMA3, MISTRAL])  # the name is a JSON text
+BARE_NAMES = st.text("abcXYZ019_-.", min_size=1, max_size=8)
+BARE_CALLS = st.lists(st.tuples(BARE_NAMES, ARGUMENTS), min_size=1, max_size=3)
 SPLITS = st.lists(st.integers(0, 10_000), max_size=12)
 NOISE = st.lists(
     st.sampled_from(
         [
             *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "</"),
+            *("[TOOL_CALLS]f[ARGS]", "[ARGS]", "[CALL_ID]", "[ARGS]{}", "f", "{}"),
             *(
                 '{"name": "f", "arguments": {"a": 1}}',
                 '{"name": "f"}',
@@ -113,7 +120,7 @@ NOISE = st.lists(
 ).map("".join)
 
 
-@given(FORMATS, CALLS, SPLITS)
+@given(OBJECT_FORMATS, CALLS, SPLITS)
 def test_calls_come_back_as_they_were_written(
     format: ToolFormat, calls: list[tuple[str, str]], splits: list[int]
 ) -> None:
@@ -131,6 +138,15 @@ def test_content_around_calls_comes_back(
     assert answer == Answer("Let me see. 2 < 3\nDone.", calls)
 
 
+@given(BARE_CALLS, SPLITS)
+def test_calls_with_bare_names_come_back_and_so_does_content(
+    calls: list[tuple[str, str]], splits: list[int]
+) -> None:
+    text = f"Let me see. 2 < 3 [x]\n{write(MISTRAL_ARGS, calls)}\nDone {{}}."
+    answer = answer_of(MISTRAL_ARGS, cut(text, splits))
+    assert answer == Answer("Let me see. 2 < 3 [x]\nDone {}.", calls)
+
+
 @given(FORMATS, NOISE, SPLITS)
 @example(HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}<tool_call>', [])
 def test_no_split_changes_the_answer(format: ToolFormat, text: str, splits: list[int]) -> None:
@@ -146,7 +162,7 @@ def test_a_text_without_a_call_is_given_back_whole(format: ToolFormat, text: str
         assert answer.content == text
 
 
-@given(st.sampled_from([HERMES, MISTRAL]), st.text())
+@given(st.sampled_from([HERMES, MISTRAL, MISTRAL_ARGS]), st.text())
 def test_plain_text_is_content(format: ToolFormat, text: str) -> None:
     assert parse(text, format) == Answer(text)
 
@@ -291,6 +307,31 @@ def test_mistrals_own_ids_are_passed_over() -> None:
     assert parse(text, MISTRAL) == Answer("", [("f", '{"a": 1}'), ("g", "{}")])
 
 
+def test_mistrals_ids_before_the_arguments_are_passed_over() -> None:
+    text = '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}[TOOL_CALLS] g[ARGS] {}'
+    assert parse(text, MISTRAL_ARGS) == Answer("", [("f", '{"a": 1}'), ("g", "{}")])
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "f", "f[ARGS]", "f[ARGS]3", "f[ARGS][1]", "f [ARGS]{}", "[ARGS]{}", "[CALL_ID]a[ARGS]{}",
+     '"f"[ARGS]{}', "f[OTHER]{}", "f[CALL_ID]a b[ARGS]{}", "f" * 300 + "[ARGS]{}",
+     '[{"name": "f"}]'],
+)  # fmt: skip
+def test_what_is_no_call_with_a_bare_name_becomes_content_whole(body: str) -> None:
+    assert parse(f"[TOOL_CALLS]{body}", MISTRAL_ARGS) == Answer(f"[TOOL_CALLS]{body}")
+
+
+def test_arguments_behind_a_bare_name_are_passed_on_while_they_are_written() -> None:
+    parser = new_parser(MISTRAL_ARGS)
+    assert parser.push("[TOOL_CALLS]f[ARGS]{") == []
+    assert parser.push('"te') == [CallStarted(0, "id0", "f"), CallArguments(0, '{"te')]
+    assert parser.push('xt": {}') == [CallArguments(0, 'xt": {}')]
+    assert parser.push("}[TOOL_CALLS]") == [CallArguments(0, "}")]
+    assert parser.push("g[ARGS]{}") == [CallStarted(1, "id1", "g"), CallArguments(1, "{}")]
+    assert parser.finish() == []
+
+
 def test_ids_look_like_openais_and_differ() -> None:
     new_id = call_ids(random.Random(7))
     made = [new_id() for _ in range(100)]
@@ -306,6 +347,7 @@ def test_ids_look_like_openais_and_differ() -> None:
         ("{{ messages }}", HERMES),
         ("…<tool_call>…", HERMES),
         ("{{ '[TOOL_CALLS] ' }}", MISTRAL),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", MISTRAL_ARGS),
         ("…<|python_tag|>…", LLAMA3),
         ("""{{ '"parameters": ' }}{{ 'ipython' }}""", LLAMA3),
     ],
@@ -320,6 +362,7 @@ def test_the_template_shows_the_format(source: str | None, format: ToolFormat) -
         (HERMES, ("<tool_call>", "</tool_call>")),
         (LLAMA3, ("<|python_tag|>",)),
         (MISTRAL, ("[TOOL_CALLS]",)),
+        (MISTRAL_ARGS, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
     ],
 )
 def test_the_markers_that_must_stay_visible(format: ToolFormat, markers: Any) -> None:

@@ -37,6 +37,18 @@ class CallObject:
         self._in_arguments = False  # inside the object that is passed on as it comes
         self._has_arguments = False
 
+    @classmethod
+    def of(cls, name: str) -> "CallObject":
+        """A call whose name came before it: only its arguments and a closing brace are missing."""
+        call = cls()
+        for char in f'{{"{NAME_KEY}": {json.dumps(name)}, "arguments": ':
+            call.accept(char)
+        return call
+
+    @property
+    def has_whole_arguments(self) -> bool:
+        return self.has_started and self._json.depth == 1 and self._json.place is Place.AFTER
+
     @property
     def has_started(self) -> bool:
         """The call is certain: it has a name, and arguments that began well."""

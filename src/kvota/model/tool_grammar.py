@@ -47,8 +47,7 @@ def forced_grammar(
     calls = " | ".join(f"call_{index}" for index in range(len(functions)))
     rules = [f"start: {_answer(syntax, marks, parallel=parallel)}", f"call: {calls}"]
     for index, function in enumerate(functions):
-        head = f'{{"name": {_json(function["name"])}, {_json(syntax.arguments_key)}: '
-        rules.append(f'call_{index}: {_json(head)} arguments_{index} "}}"')
+        rules.append(f"call_{index}: {_call(function['name'], index, syntax, marks)}")
         rules.append(f"arguments_{index}: %json {_arguments_schema(function)}")
     return "\n".join(rules) + "\n"
 
@@ -60,9 +59,20 @@ def _chosen(functions: list[Mapping[str, Any]], choice: str | None) -> list[Mapp
     return chosen
 
 
+def _call(name: str, index: int, syntax: Syntax, marks: Mapping[str, str]) -> str:
+    """The right-hand side of one function's call."""
+    if syntax.arguments_mark:
+        call_id = f"({marks[syntax.id_mark]} /[a-zA-Z0-9]{{9}}/)?"
+        return f"{_json(name)} {call_id} {marks[syntax.arguments_mark]} arguments_{index}"
+    head = f'{{"name": {_json(name)}, {_json(syntax.arguments_key)}: '
+    return f'{_json(head)} arguments_{index} "}}"'
+
+
 def _answer(syntax: Syntax, marks: Mapping[str, str], *, parallel: bool) -> str:
     """The right-hand side of `start`: one call, or several joined as the format joins them."""
     opening = marks[syntax.opening]
+    if syntax.arguments_mark:
+        return f"({opening} call)+" if parallel else f"{opening} call"
     if syntax.closing:
         group = f'{opening} "\\n" call "\\n" {marks[syntax.closing]}'
         return f'{group} ("\\n" {group})*' if parallel else group

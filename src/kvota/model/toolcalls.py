@@ -14,6 +14,7 @@ Rules, the same for any split of the text into pieces:
 The engine must not hide the tokens of the markers: see `ToolFormat.visible_markers`.
 """
 
+import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from kvota.model.tool_format import ToolFormat
 
 ID_CHARS = string.ascii_letters + string.digits
 NUM_ID_CHARS = 24
+# What may stand between the mark that opens a call and the one that opens its arguments, so far.
+_NAME_SO_FAR = re.compile(
+    r"\s?[^\s\"{}\[\]]{0,256}(\[[A-Z_]{0,9}(\][^\s\"{}\[\]]{0,64}(\[[A-Z]{0,4})?)?)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class ToolCallParser:
         self._events = _Events()
         self._steps: dict[_Mode, Callable[[str], None]] = {
             _Mode.CONTENT: self._in_content,
-            _Mode.OPENING: self._in_opening,
+            _Mode.OPENING: self._in_name if self._syntax.arguments_mark else self._in_opening,
             _Mode.CALL: self._in_call,
             _Mode.AFTER_CALL: self._after_call,
         }
@@ -128,6 +133,21 @@ class ToolCallParser:
         else:
             self._break_off(char)
 
+    def _in_name(self, char: str) -> None:
+        """`f[ARGS]`, or `f[CALL_ID]abc[ARGS]`: the call's object is made of what follows."""
+        syntax, held = self._syntax, self._held + char
+        text = held.removeprefix(syntax.opening)
+        if text.endswith(syntax.arguments_mark):
+            name = text.removesuffix(syntax.arguments_mark).partition(syntax.id_mark)[0].strip()
+            if name:
+                self._mode, self._call, self._is_announced = _Mode.CALL, CallObject.of(name), False
+                self._held = held
+                return
+        if _NAME_SO_FAR.fullmatch(text):
+            self._held = held
+        else:
+            self._break_off(char)
+
     def _begin_call(self) -> None:
         self._mode, self._call, self._is_announced = _Mode.CALL, CallObject(), False
         self._in_call("{")
@@ -136,6 +156,8 @@ class ToolCallParser:
         if not self._call.accept(char):
             self._break_off(char)
             return
+        if self._syntax.arguments_mark and self._call.has_whole_arguments:
+            self._call.accept("}")
         if not self._is_announced:
             self._held += char
             if not self._call.has_started:
@@ -170,7 +192,7 @@ class ToolCallParser:
     def _between_calls(self, char: str) -> None:
         if char in JSON_SPACE:
             self._space += char
-        elif char == "{":
+        elif char == "{" and not self._syntax.arguments_mark:
             self._begin_call()
         elif char == self._syntax.separator:
             self._mode, self._held = _Mode.OPENING, char
