@@ -173,14 +173,15 @@ def write_safetensors(
 ) -> TinyModel:
     """Write a model folder as `save_pretrained` lays it out.
 
-    `config` overrides keys of config.json; a value of None leaves the key out. With more than one
-    shard there is an index file, and no `model.safetensors`.
+    `config` overrides keys of config.json; a value of None leaves the key out, except that of
+    `sliding_window`, which says that there is none. With more than one shard there is an index
+    file, and no `model.safetensors`.
     """
     architecture = architecture or tiny_architecture(family)
     exact = weights or random_weights(architecture)
     folder.mkdir(parents=True, exist_ok=True)
     merged = config_json(architecture) | {"torch_dtype": _TORCH_NAMES[dtype]} | dict(config or {})
-    kept = {key: value for key, value in merged.items() if value is not None}
+    kept = {key: one for key, one in merged.items() if one is not None or key == "sliding_window"}
     (folder / "config.json").write_text(json.dumps(kept, indent=2))
     names = [_shard_name(shard, shards) for shard in range(shards)]
     for shard, name in enumerate(names):
