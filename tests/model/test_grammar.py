@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from kvota.core.errors import InvalidRequest
+from kvota.core.errors import InvalidRequest, UnsupportedModel
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
 from kvota.model.grammar import (
@@ -446,5 +446,13 @@ def test_compiling_leaves_the_stack_size_of_other_threads_alone(compiler: Gramma
 
 
 def test_a_vocabulary_narrower_than_the_tokenizer_is_refused_at_start() -> None:
-    with pytest.raises(ValueError, match="vocab size too small"):
+    with pytest.raises(UnsupportedModel, match="vocab size too small"):
         GrammarCompiler(tiny_tokenizer().to_str(), VOCAB_SIZE - 1, [ENDOFTEXT_ID])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_json", "eos_id"), [("{}", 2), (tiny_tokenizer().to_str(), 99_999)]
+)
+def test_a_tokenizer_that_cannot_be_followed_is_refused(tokenizer_json: str, eos_id: int) -> None:
+    with pytest.raises(UnsupportedModel, match="cannot be followed by grammars"):
+        GrammarCompiler(tokenizer_json, 320, [eos_id])

@@ -5,14 +5,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
 from kvota.core.errors import InvalidRequest, UnsupportedModel
+from kvota.model.grammar import GrammarCompiler
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
 from tests.support.tiny_models import write_tokenizer
@@ -206,6 +208,30 @@ def test_the_json_is_read_by_llguidance_as_the_same_tokenizer() -> None:
     assert grammar_side.vocab_size == TINY.vocab_size
     for text in ('{"a": [true, null]}', "你好 😀", " the ing"):
         assert grammar_side.tokenize_str(text) == TINY.encode(text)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        decoders.Sequence([decoders.Metaspace(), decoders.Fuse()]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()]),
+    ],
+)
+def test_a_tokenizer_without_bytes_is_read_by_llguidance_too(decoder: Any) -> None:
+    core = Core(models.BPE({"▁": 0, "a": 1, "b": 2, "▁a": 3, "</s>": 4}, [("▁", "a")]))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoder
+    core.add_special_tokens([AddedToken("</s>")])
+    own = Tokenizer(TokenizerParts(core=core, eos_id=4, eos_ids=frozenset({4})))
+    grammar = GrammarCompiler(own.to_json(), own.vocab_size, [4]).choice([" a b"])()
+    ids = own.encode("a b")
+    assert ids == [3, 0, 2]
+    for token in ids:
+        allowed = np.zeros(1, np.int32)
+        grammar.write_mask(allowed)
+        assert allowed[0] >> token & 1
+        grammar.accept(token)
+    assert grammar.is_complete()
 
 
 def test_describe_says_what_evaluation_harnesses_ask() -> None:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from kvota.core.errors import InvalidRequest
+from kvota.core.errors import InvalidRequest, UnsupportedModel
 from kvota.core.request import Constraint
 from kvota.model.json_schema import safe_schema
 
@@ -80,9 +80,15 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
         """`vocab_size` is the width of the logits: at least the tokenizer's number of tokens.
 
-        `eos_ids`, at least one, are allowed wherever the text so far is complete.
+        `eos_ids`, at least one, are allowed wherever the text so far is complete. Raises
+        UnsupportedModel for a tokenizer that llguidance cannot follow.
         """
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=[*eos_ids])
+        try:
+            self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=[*eos_ids])
+        except ValueError as error:
+            raise UnsupportedModel(
+                f"The tokenizer cannot be followed by grammars: {_sentence(str(error))}"
+            ) from error
         self._num_words = (vocab_size + 31) // 32
         self._limits = LLParserLimits(
             initial_lexer_fuel=INITIAL_FUEL,

@@ -42,6 +42,15 @@ class Spelling:
             token = token.replace(old, new)
         return token.encode()
 
+    def as_decoder(self) -> dict[str, Any]:
+        """The decoder of a tokenizer.json that undoes this spelling. Not for `byte_level`."""
+        steps: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": old}, "content": new}
+            for old, new in self.replacements
+        ]
+        steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+        return {"type": "Sequence", "decoders": steps}
+
 
 def read_spelling(core: tokenizers.Tokenizer) -> Spelling:
     """The spelling that the tokenizer's decoder undoes. Raises UnsupportedModel naming it."""

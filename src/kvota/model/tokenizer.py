@@ -13,6 +13,7 @@ drops it at the start of a text, as Hugging Face does, while `pieces` keeps it.
 A Tokenizer is immutable and may be shared between threads; encoding releases the GIL.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -120,9 +121,15 @@ class Tokenizer:
         }
 
     def to_json(self) -> str:
-        """The tokenizer in Hugging Face's tokenizer.json format."""
+        """The tokenizer in Hugging Face's tokenizer.json format, for whoever needs its bytes.
+
+        A decoder is written in steps that llguidance reads: it knows no Metaspace, and wants to
+        be told of bytes even where no token stands for one.
+        """
         text: str = self._parts.core.to_str()
-        return text
+        if self._spelling.byte_level or self._spelling.byte_fallback:
+            return text
+        return json.dumps({**json.loads(text), "decoder": self._spelling.as_decoder()})
 
     def describe(self) -> dict[str, Any]:
         """What evaluation harnesses ask of a served tokenizer."""
