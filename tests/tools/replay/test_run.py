@@ -263,7 +263,7 @@ async def test_an_interrupted_replay_is_judged_until_then(
         running[0].cancel()
 
     running.append(asyncio.create_task(replay(plan, target, keys, SLO, on_ended=stop)))
-    result = await asyncio.wait_for(running[0], 30)
+    result = await asyncio.wait_for(running[0], 60)
     assert result.interrupted_s is not None
     assert result.measured.num_whole == result.measured.num_due == 1
     assert show.verdict(result).startswith("Interrupted after ") or result.refusal is not None
