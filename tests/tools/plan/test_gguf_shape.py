@@ -104,3 +104,15 @@ def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"GGML" + bytes(100))
     with pytest.raises(ModelError, match=r"x\.gguf: not a GGUF file"):
         read_gguf(file)
+
+
+@pytest.mark.parametrize("num_layers", [0, 2**31])
+def test_a_number_of_layers_that_cannot_be_is_named(num_layers: int, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_uint32("llama.block_count", num_layers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"llama\.block_count is .*from 1 to 10,000"):
+        read_gguf(tmp_path / "x.gguf")

@@ -79,6 +79,17 @@ def test_a_missing_field_is_named(field: str) -> None:
     [
         ({"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
+        ({"num_hidden_layers": 2**63}, "num_hidden_layers is .*; it must be at most 10,000"),
+        ({"hidden_size": 10**400}, "hidden_size is .*; it must be at most 1,000,000,000"),
+        (
+            {
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 64,
+                "n_shared_experts": -1,
+            },
+            "n_shared_experts is -1; it must be at least 0",
+        ),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5; it must be a divisor"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; it must be true or false"),
         ({"num_local_experts": 8}, "num_experts_per_tok is missing"),

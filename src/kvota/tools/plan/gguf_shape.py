@@ -25,6 +25,7 @@ _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "phi3": 0}
 )
 
+_LAYERS_MAX: Final = 10_000
 _PART: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.gguf")
 
 
@@ -61,6 +62,8 @@ def _shape(header: GgufHeader, path: Path) -> ModelShape:
         raise ModelError(f"{path}: general.architecture is missing; it must be a name.")
     keys = Settings(header.metadata, str(path), prefix=f"{kind}.")
     names, num_layers = header.tensors, keys.whole("block_count")
+    if not 1 <= num_layers <= _LAYERS_MAX:
+        raise keys.wrong("block_count", f"from 1 to {_LAYERS_MAX:,}")
     latent = _latent(keys)
     num_heads = keys.whole("attention.head_count")
     window, windowed = _windows(keys, kind, num_layers)

@@ -16,6 +16,8 @@ from kvota.tools.plan.families import FAMILIES, Family
 from kvota.tools.plan.shape import Experts, Latent, ModelShape
 
 _CONFIG_BYTES_MAX: Final = 16 * 2**20
+_COUNT_MAX: Final = 10**9
+_LAYERS_MAX: Final = 10_000  # more are a damaged file, and would be counted one by one
 _MLP_OF_LLAMA_4: Final = "intermediate_size_mlp"
 _SPARSE_STEPS: Final = ("decoder_sparse_step", "interleave_moe_layer_step")
 
@@ -69,10 +71,8 @@ def shape_of(values: Mapping[str, Any], *, name: str, origin: str) -> ModelShape
         family = Family()
         notes += (f"model_type {kind!r} is not known here; its sizes are read as a Llama's",)
     _require_kv(config, kind)
-    num_layers, num_heads = (
-        _count(config, "num_hidden_layers"),
-        _count(config, "num_attention_heads"),
-    )
+    num_layers = _count(config, "num_hidden_layers", most=_LAYERS_MAX)
+    num_heads = _count(config, "num_attention_heads")
     latent = _latent(config)
     window, windowed = _windows(config, family, num_layers)
     bias = config.flag("attention_bias", family.has_sinks)
@@ -144,10 +144,19 @@ def _texts(values: Any) -> list[str]:
     return [one for one in values if isinstance(one, str)] if isinstance(values, list) else []
 
 
-def _count(config: Settings, name: str, default: int | None = None) -> int:
+def _count(
+    config: Settings,
+    name: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = _COUNT_MAX,
+) -> int:
     value = config.whole(name, default)
-    if value < 1:
-        raise config.wrong(name, "at least 1")
+    if value < least:
+        raise config.wrong(name, f"at least {least}")
+    if value > most:
+        raise config.wrong(name, f"at most {most:,}")
     return value
 
 
@@ -216,13 +225,15 @@ def _experts(config: Settings, num_layers: int) -> Experts | None:
     size = "intermediate_size" if name == "num_local_experts" else "moe_intermediate_size"
     expert_size = _count(config, size)
     is_gpt_oss = config.get("model_type") == "gpt_oss"
-    shared = config.whole("shared_expert_intermediate_size", 0)
+    shared = _count(config, "shared_expert_intermediate_size", 0, least=0)
     one_shared = expert_size if config.get("model_type") == "llama4_text" else 0
     return Experts(
         num_experts=num_experts,
         num_active=num_active,
         size=expert_size,
-        shared_size=shared or one_shared or expert_size * config.whole("n_shared_experts", 0),
+        shared_size=shared
+        or one_shared
+        or expert_size * _count(config, "n_shared_experts", 0, least=0),
         num_dense_layers=_num_dense(config, num_layers),
         has_router_bias=is_gpt_oss or config.get("topk_method") == "noaux_tc",
         has_expert_bias=is_gpt_oss,
@@ -233,7 +244,10 @@ def _experts(config: Settings, num_layers: int) -> Experts | None:
 def _num_dense(config: Settings, num_layers: int) -> int:
     """Layers with an ordinary MLP: DeepSeek's first ones, or all but every n-th, or as listed."""
     step = next((_count(config, name) for name in _SPARSE_STEPS if config.get(name)), 1)
-    first, listed = config.whole("first_k_dense_replace", 0), config.get("mlp_only_layers") or []
+    first, listed = (
+        _count(config, "first_k_dense_replace", 0, least=0),
+        config.get("mlp_only_layers") or [],
+    )
     if not isinstance(listed, list):
         raise config.wrong("mlp_only_layers", "a list of layers")
     return sum(
