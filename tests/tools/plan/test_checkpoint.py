@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvota.core.errors import ConfigError, ModelError
+from kvota.tools.plan import words
 from kvota.tools.plan.catalogue import known_device, known_model
 from kvota.tools.plan.checkpoint import note, on, stored_method
 from kvota.tools.plan.footprint import stored_bytes
@@ -74,6 +75,7 @@ def test_gpt_oss_is_planned_in_the_mxfp4_that_it_was_published_in(
     asked = Question(shape=shape, stored=stored, hardware=known_device("h100-sxm"))
     answer = asked.answer()
     assert answer.plan.choice.method.name == "checkpoint"
+    assert "weights as in its checkpoint (experts in mxfp4" in words.verdict(answer.plan)
     assert (vllm_serve(answer.plan) or "").startswith(f"vllm serve openai/{model} \\")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kvota.core.errors import ConfigError, ModelError
 from kvota.kv.layout import CacheType
+from kvota.tools.plan import words
 from kvota.tools.plan.catalogue import known_device, known_model
 from kvota.tools.plan.question import Question, cache_type, read_hardware, read_model, varied
 from tests.support.tiny_gguf import write_gguf
@@ -43,6 +44,8 @@ def test_a_gguf_file_is_planned_as_it_is_on_a_gpu(tmp_path: Path) -> None:
     asked = Question(shape=shape, stored=stored, hardware=known_device("l4"))
     short = varied(asked, "prompt=20,output=10")
     assert short.answer().plan.choice.method is stored
+    assert short.answer().reasons[0].why == "as in the file"
+    assert "weights as in the file, mostly F32" in words.verdict(short.answer().plan)
 
 
 def test_hardware_is_a_known_device() -> None:

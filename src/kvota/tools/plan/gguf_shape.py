@@ -25,6 +25,7 @@ _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "phi3": 0}
 )
 
+STORED: Final = "stored"  # the name of the method that a file has
 _LAYERS_MAX: Final = 10_000
 _PART: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.gguf")
 
@@ -180,7 +181,7 @@ def _as_stored(header: GgufHeader, path: Path) -> Method:
     mean = {part: num_bits[part] / num_elements[part] for part in num_bits}
     embedding = Storage(mean["embedding"])
     return Method(
-        name="stored",
+        name=STORED,
         title=f"as in the file, mostly {types.most_common(1)[0][0]}",
         layer=Storage(mean.get("layer", 16.0)),
         vocabulary=embedding,

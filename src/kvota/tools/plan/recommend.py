@@ -12,6 +12,7 @@ from typing import Final
 
 from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.kv.layout import CacheType
+from kvota.tools.plan.gguf_shape import STORED
 from kvota.tools.plan.hardware import Arithmetic, Hardware
 from kvota.tools.plan.methods import Method, methods_on
 from kvota.tools.plan.planner import HEADROOM, Choice, Plan, work_out
@@ -145,7 +146,7 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
 
 def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
     if wanted.method:
-        return "as in the file" if wanted.method.name == "stored" else "as asked"
+        return "as in the file" if wanted.method.name == STORED else "as asked"
     if best.misses:
         return "comes nearest to the targets"
     if best.choice.method is wanted.checkpoint:

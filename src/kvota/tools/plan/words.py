@@ -3,7 +3,9 @@
 from typing import Final
 
 from kvota.sizing.memory import size
+from kvota.tools.plan.checkpoint import CHECKPOINT
 from kvota.tools.plan.footprint import stored_bytes
+from kvota.tools.plan.gguf_shape import STORED
 from kvota.tools.plan.hardware import Hardware
 from kvota.tools.plan.matrices import matrices_of, num_active_params, num_params
 from kvota.tools.plan.methods import GPU_METHODS
@@ -41,7 +43,7 @@ def workload(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    stored = f"weights {plan.choice.method.name}, KV {kv_name(plan.choice.cache_type)}"
+    stored = f"weights {_weights(plan)}, KV {kv_name(plan.choice.cache_type)}"
     if plan.misses:
         alone = plan.alone
         return (
@@ -55,6 +57,13 @@ def verdict(plan: Plan) -> str:
     several = plan.replicas > 1
     replicas = f"{plan.replicas:,} replicas on {on} each" if several else f"1 replica on {on}"
     return f"Take {replicas}: {stored}"
+
+
+def _weights(plan: Plan) -> str:
+    method = plan.choice.method
+    if method.name == CHECKPOINT:
+        return f"as in its checkpoint ({method.title})"
+    return method.title if method.name == STORED else method.name
 
 
 def pace_facts(pace: Pace) -> dict[str, str]:
