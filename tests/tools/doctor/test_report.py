@@ -34,5 +34,7 @@ def test_a_chart_is_drawn_of_what_the_server_shows_and_of_nothing_else() -> None
     [watched] = [one for one in report.sections if one.title == "While it was watched"]
     assert len(watched.charts) == 2
     assert "tokens/s" in watched.charts[1]
+    [stations] = [one for one in report.sections if one.title.startswith("Where a request")]
+    assert not stations.charts  # no request ended, so no station has a bar
     assert report.facts["watched"] == "4 s"
     assert not report.is_bad

@@ -76,11 +76,13 @@ def _stations(passed: Sequence[Station]) -> Section:
         for one in passed
     ]
     means = [one.mean_s or 0.0 for one in passed]
+    bars = [Bars("mean, s", means)]
+    charts = [bar_chart([one.name for one in passed], bars, "s a request")] if any(means) else []
     return Section(
         "Where a request's time went",
         "Mean of the requests that ended in this time. A dash: the server does not measure it.",
         Table(("station", "s", "now there", "doing"), rows),
-        [bar_chart([one.name for one in passed], [Bars("mean, s", means)], "s a request")],
+        charts,
     )
 
 
