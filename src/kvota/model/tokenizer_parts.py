@@ -20,6 +20,4 @@ class TokenizerParts:
     pad_id: int | None = None
     eos_ids: frozenset[int] = frozenset()  # every id that ends a turn, eos_id among them
     chat_template: str | None = None
-    tool_template: str | None = (
-        None  # instead of it when a request brings tools, where there is one
-    )
+    tool_template: str | None = None  # instead of it when a request brings tools
