@@ -14,7 +14,7 @@ import pytest
 from kvota.config import Config
 from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.gateway.settings import GatewaySettings
-from kvota.node.options import ModelSettings
+from kvota.node.options import DeskOptions, EngineSettings, ModelSettings
 from kvota.serving_vllm import Gpu, computed_flags, vllm_plan
 from tests.support.fake_backend import MODEL
 from tests.support.http_client import Client
@@ -121,6 +121,27 @@ def test_the_model_is_named_as_each_command_wants_it() -> None:
     assert command_of(*module)[3:6] == ["--model", "a/model", "--host"]
 
 
+def test_the_desk_lets_as_many_run_as_vllm_does(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(*given: str, wanted: int | None = None) -> int:
+        engine = EngineSettings() if wanted is None else EngineSettings(max_running_requests=wanted)
+        settings = Config(
+            model=ModelSettings(model=str(model)), engine=engine,
+            gateway=GatewaySettings(vllm_arguments=given), desk=DeskOptions(max_waiting_queue=7),
+        )  # fmt: skip
+        plan = vllm_plan(settings)
+        assert plan.max_waiting_queue == 7
+        return plan.max_running_requests
+
+    monkeypatch.setattr("kvota.serving_vllm.this_gpu", lambda: None)
+    assert at_once() == 64
+    monkeypatch.setattr("kvota.serving_vllm.this_gpu", lambda: Gpu(80 * GIB, 0, 9.0))
+    assert 400 <= at_once() <= 620
+    assert at_once("--max-num-seqs", "300") == at_once("--max-num-seqs=300") == 300
+    assert at_once(wanted=8) == 8
+
+
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
     made = Serving(tmp_path)
@@ -137,6 +158,7 @@ def test_vllm_is_started_watched_and_answered_for(serving: Serving) -> None:
     assert reply.finish() == "stop"
     assert reply.headers["x-kvota-backend"] == "node"
     assert client.metric("kvota_gateway_node_up") == 1
+    assert client.metric("kvota_time_to_first_token_seconds_count") == 2, "at the desk for it"
     [engine] = serving.engines
     engine.kill()
     until(lambda: client.metric("kvota_gateway_node_starts") == 2, "another vLLM", 60.0)

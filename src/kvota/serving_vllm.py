@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvota.gateway.node_life import Bounds
 from kvota.gateway.own_node import NodePlan
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.kv.layout import CacheType
+from kvota.node.options import EngineSettings
 from kvota.serving import ANSWER_GRACE_S, SILENCE_MIN_S
 from kvota.sizing.vllm import Flag, VllmBill, Wishes, arguments, vllm_flags
 from kvota.tools.plan.footprint import StepLimits, activation_bytes
@@ -35,6 +37,7 @@ SEQS_ASSUMED: Final = 256  # for the size of the logits, before the number is co
 FP8_CAPABILITY: Final = 8.9  # Ada and later
 START_TIMEOUT_S: Final = 1800.0  # weights may have to come over a network
 SILENT_PATIENCE_S: Final = 60.0  # its health page waits for a step now and then
+_NUM_SEQS: Final = "--max-num-seqs"
 _MIB: Final = 2**20
 _OUTSIDE_TORCH: Final = 60 * _MIB
 _GRAPH_PER_LAYER: Final = 20 * _MIB
@@ -74,8 +77,20 @@ def vllm_plan(settings: Config) -> NodePlan:
         answer_timeout_s=settings.desk.request_timeout_s + ANSWER_GRACE_S,
         silence_max_s=SILENCE_MIN_S,
         kind=BackendKind.VLLM,
+        max_running_requests=_num_at_once(settings, command),
+        max_waiting_queue=settings.desk.max_waiting_queue,
         url=f"http://127.0.0.1:{port}",
     )
+
+
+def _num_at_once(settings: Config, command: Sequence[str]) -> int:
+    """What the gateway's desk lets run: as many as vLLM does, unless the operator wants other."""
+    wanted = settings.engine.max_running_requests
+    if wanted != EngineSettings().max_running_requests:
+        return wanted
+    words = " ".join(command).replace("=", " ").split()
+    numbers = [after for word, after in pairwise(words) if word == _NUM_SEQS]
+    return int(numbers[-1]) if numbers and numbers[-1].isdigit() else wanted
 
 
 def _command(base: Sequence[str], model: str) -> tuple[str, ...]:

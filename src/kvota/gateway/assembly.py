@@ -173,7 +173,10 @@ class Gateway:
     # --- parts
 
     def _new_node(self, plan: NodePlan) -> OwnNode:
-        return OwnNode(plan, self._clock, self._log, self._chance, self._node_ended)
+        return OwnNode(
+            plan, self._clock, self._log, self._chance, self._node_ended,
+            self.registry.desk_metrics,
+        )  # fmt: skip
 
     def _new_app(self) -> ASGIApp:
         clock, stores, abuse = self._clock, self._stores, self._abuse

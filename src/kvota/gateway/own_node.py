@@ -16,6 +16,7 @@ from types import TracebackType
 
 from kvota.core.clock import Clock
 from kvota.gateway.backends import Backend, new_backend, upstream_settings
+from kvota.gateway.desk_metrics import DeskMetrics
 from kvota.gateway.node_life import Bounds, Reason
 from kvota.gateway.node_probe import NodeProbe
 from kvota.gateway.node_upstream import NodeUpstream
@@ -42,6 +43,9 @@ class NodePlan:
     silence_max_s: float  # between two pieces of a stream
     kind: BackendKind = BackendKind.KVOTA
     url: str | None = None
+    # Of the desk that the gateway keeps for an engine of another kind.
+    max_running_requests: int = 64
+    max_waiting_queue: int = 256
 
 
 class OwnNode(AbstractContextManager["OwnNode"]):
@@ -49,8 +53,9 @@ class OwnNode(AbstractContextManager["OwnNode"]):
 
     def __init__(
         self, plan: NodePlan, clock: Clock, log: Log, chance: Random,
-        on_down: Callable[[Reason], None],
+        on_down: Callable[[Reason], None], metrics: DeskMetrics,
     ) -> None:  # fmt: skip
+        """`metrics` hear of the desk, where the gateway keeps one for the engine."""
         self._directory = Path(tempfile.mkdtemp(prefix="kvota-"))  # 0700
         socket = self._directory / "node.sock"
         is_ours = plan.kind is BackendKind.KVOTA
@@ -74,10 +79,15 @@ class OwnNode(AbstractContextManager["OwnNode"]):
             connections_max=4096,
             first_byte_timeout_s=plan.answer_timeout_s,
             idle_timeout_s=plan.silence_max_s,
+            max_running_requests=plan.max_running_requests,
+            max_waiting_queue=plan.max_waiting_queue,
         )
         client = NodeUpstream if is_ours else Upstream
         upstream = client(upstream_settings(entry, os.environ), clock)
-        self.backend: Backend = new_backend(entry, upstream, clock, chance, self.supervisor)
+        self.backend: Backend = new_backend(
+            entry, upstream, clock, chance, self.supervisor,
+            records=None if is_ours else metrics.of(OWN_NODE),
+        )  # fmt: skip
 
     def __exit__(
         self,
