@@ -218,9 +218,9 @@ class Forecast:
         num = last - first + 1
         part = num if what == _COUNT else num * (first + last) / 2
         speaker = self._speaker.item(group)
-        alive: float = self._curves.item(speaker, bucket)
-        whole: float = self._sums.item(what, speaker, bucket)
-        return whole + part * alive
+        alive, before = self._curves.item(speaker, bucket), self._sums.item(what, speaker, bucket)
+        summed: float = before + part * alive
+        return summed
 
     def _take_curve(self, group: int) -> None:
         self._curves[group] = self._windows[group].curve()
