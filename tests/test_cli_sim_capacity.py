@@ -63,6 +63,7 @@ def test_one_simulated_node_leaves_its_figures_and_a_page_too(trace: Path, tmp_p
     assert "100.0% of 20 requests were good" in page.read_text()
 
 
-def test_factors_that_are_no_numbers_are_told(trace: Path) -> None:
-    flags = ["simulate", "--trace", str(trace), "--capacity", "--factors", "1,many"]
+@pytest.mark.parametrize("factors", ["1,many", "nan", "1,inf"])
+def test_factors_that_are_no_numbers_are_told(factors: str, trace: Path) -> None:
+    flags = ["simulate", "--trace", str(trace), "--capacity", "--factors", factors]
     assert isinstance(RUN.invoke(app, flags).exception, ConfigError)

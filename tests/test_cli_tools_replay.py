@@ -117,6 +117,7 @@ def test_no_load_goes_to_another_machine_unasked() -> None:
         ["README.md"],
         [HEAD, "--length-scale", "7"],
         [HEAD, "--time-scale", "0"],
+        [HEAD, "--time-scale", "inf"],
         [HEAD, "--from-s", "5000"],
         [HEAD, "--url", "http://127.0.0.1:9"],
     ],
@@ -124,6 +125,14 @@ def test_no_load_goes_to_another_machine_unasked() -> None:
 def test_what_an_operator_can_fix_is_said_without_a_traceback(flags: list[str]) -> None:
     result = RUN.invoke(app, ["replay", *flags])
     assert isinstance(result.exception, KvotaError)
+
+
+@pytest.mark.parametrize("flag", ["--ttft-s", "--tpot-s", "--drain-s"])
+@pytest.mark.parametrize("value", ["nan", "-1", "inf"])
+def test_a_time_that_is_none_is_refused(flag: str, value: str) -> None:
+    result = RUN.invoke(app, ["replay", HEAD, "--url", "http://127.0.0.1:9", flag, value])
+    assert result.exit_code == 2
+    assert "must be more than 0 and finite" in result.output
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def simulate(
         int, typer.Option(min=0, help="--capacity: processes.  [default: one for each core]")
     ] = 0,
     price: Annotated[
-        float | None, typer.Option(help="--capacity: of a replica for an hour.")
+        float | None, typer.Option(min=0, help="--capacity: of a replica for an hour.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
@@ -215,9 +215,12 @@ def calibrate(
 
 def _factors(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(one) for one in text.split(","))
+        factors = tuple(float(one) for one in text.split(","))
     except ValueError:
-        raise ConfigError(f"--factors {text!r}: write numbers like 1,10,100.") from None
+        factors = (math.nan,)
+    if not all(map(math.isfinite, factors)):
+        raise ConfigError(f"--factors {text!r}: write numbers like 1,10,100.")
+    return factors
 
 
 def _curve(question: CapacityQuestion, num_workers: int) -> CapacityCurve:

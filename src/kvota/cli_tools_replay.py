@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kvota.cli_sim import positive
 from kvota.core.errors import ConfigError
 from kvota.tools.load.loopback import FLAG, check_host
 from kvota.tools.load.measure import Slo
@@ -69,9 +70,15 @@ def replay_command(
     rate: Annotated[float, typer.Option(min=0.001, help="Of files without times.")] = 5.0,
     from_s: Annotated[float, typer.Option(min=0.0, help="Begin there in the file's time.")] = 0.0,
     until_s: Annotated[float | None, typer.Option(help="End there.  [default: its end]")] = None,
-    ttft_s: Annotated[float, typer.Option(help="Good: first token within.")] = 2.0,
-    tpot_s: Annotated[float, typer.Option(help="Good: time per further token within.")] = 0.2,
-    drain_s: Annotated[float, typer.Option(help="Wait so long for the last answers.")] = DRAIN_S,
+    ttft_s: Annotated[
+        float, typer.Option(help="Good: first token within.", callback=positive)
+    ] = 2.0,
+    tpot_s: Annotated[
+        float, typer.Option(help="Good: time per further token within.", callback=positive)
+    ] = 0.2,
+    drain_s: Annotated[
+        float, typer.Option(help="Wait so long for the last answers.", callback=positive)
+    ] = DRAIN_S,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
     i_may_load_this_host: Annotated[

@@ -7,6 +7,7 @@ else is fresh, and no two requests share what the trace does not say they share.
     prompt       [ shared with all who say 0, 7, 8 ][ fresh: this request's own ]
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -58,8 +59,8 @@ class Scaling:
     length: int = 1
 
     def __post_init__(self) -> None:
-        if self.time <= 0 or self.length < 1:
-            raise ValueError(f"time must be positive and length at least 1, got {self}")
+        if not 0 < self.time < math.inf or self.length < 1:
+            raise ValueError(f"time must be positive and finite, and length at least 1, got {self}")
 
     def apply(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """Raises ValueError when a prefix block cannot be divided evenly."""
