@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from kvota.core.clock import SystemClock
 from kvota.core.errors import ConfigError
@@ -391,6 +392,22 @@ async def test_an_operators_change_is_kept_before_it_is_answered(
     async with started(backends, tmp_path, new=0.125) as world:
         assert await shown(world) == {"v1": 0.875, "v2": 0.125}
         assert "the file has changed and wins" in world.log
+
+
+async def test_late_calls_of_replaced_versions_roll_nothing_back(
+    backends: tuple[FakeBackend, FakeBackend], tmp_path: Path
+) -> None:
+    async with started(backends, tmp_path) as world:
+        old = world.parts.live.now.table.routes["chat"]
+        [model] = world.fleet.models
+        new = one("v1", 0.75, served_as=MODEL), one("v2", 0.25, served_as=MODEL, backend="b")
+        world.fleet = replace(world.fleet, models=(replace(model, versions=new),))
+        await world.parts.reload()
+        verdicts = [old.rollout.observe(v, v == "v1", 0.1, 1.0) for v in ("v1", "v2") * 30]
+        [verdict] = [each for each in verdicts if each.rolls_back]
+        world.parts._rolled_back("chat", verdict)
+        assert "rolled back" not in world.log
+        assert await shown(world) == {"v1": 0.75, "v2": 0.25}
 
 
 async def test_an_automatic_rollback_survives_a_restart(

@@ -240,8 +240,9 @@ class Gateway:
         )
 
     def _rolled_back(self, model: str, verdict: Verdict) -> None:
-        self.metrics.rolled_back(model, verdict.version)
         route = self.live.now.table.find(model)
-        if route is not None:
-            self._stores.rollouts.note(route)
+        if route is None or verdict.version not in route.rollout.rolled_back:
+            return  # a late call of versions that a reload has replaced
+        self.metrics.rolled_back(model, verdict.version)
+        self._stores.rollouts.note(route)
         self._log.error("rolled back", model=model, version=verdict.version, why=verdict.reason)
