@@ -60,7 +60,7 @@ def test_a_running_gateway_is_told_and_asked(
     [
         ("tiny", "good", 0, "stable"),
         ("tiny", "worse", 2, "does not say that tiny is good"),
-        ("other", "good", 2, "is about other, not about tiny"),
+        ("other", "good", 2, "is other, not tiny (version tiny)"),
     ],
 )
 def test_a_version_can_be_promoted_only_with_a_good_evaluation(
