@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp
 from random import Random
 
 import pytest
 
+from kvota.tools.load.asked import Asked, Seen
 from kvota.tools.load.baseline import baseline
 from kvota.tools.load.bench import NothingServed
 from kvota.tools.load.isolation import Isolation, isolation
@@ -49,6 +51,31 @@ def test_a_server_that_serves_nobody_is_no_result() -> None:
     full = SimServer(places=0, line_max=0)
     with pytest.raises(NothingServed, match="503"):
         in_virtual_time(baseline(bench_on(full), [Lengths(8, 8)], Lengths(8, 8), 2))
+
+
+class Dying(SimServer):
+    """Is gone after so many requests."""
+
+    def __init__(self, num_served: int) -> None:
+        super().__init__()
+        self._num_left = num_served
+
+    async def send(
+        self, asked: Asked, origin_s: float | None = None, until_s: float | None = None
+    ) -> Seen:
+        seen = await super().send(asked, origin_s, until_s)
+        self._num_left -= 1
+        if self._num_left >= 0:
+            return seen
+        return replace(seen, code="connection_error", message="refused", status=None)
+
+
+def test_a_server_that_dies_half_way_is_no_good_baseline() -> None:
+    found = in_virtual_time(baseline(bench_on(Dying(4)), [Lengths(64, 64)], Lengths(11, 11), 5))
+    assert (found.rows[0].num, found.rows[0].num_unserved) == (3, 2)
+    assert not found.is_good
+    verdict = found.report({}).verdict
+    assert verdict.endswith("But 2 of 5 requests were not served, the first: no answer: refused")
 
 
 def test_throughput_flattens_where_the_batch_costs_as_much_as_it_brings() -> None:

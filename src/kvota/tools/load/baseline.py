@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvota.tools.load.asked import Seen
 from kvota.tools.load.bench import ANSWER_PATIENCE_S, Bench, NothingServed, first_error
+from kvota.tools.load.generator import Run
 from kvota.tools.load.lag import Lag
 from kvota.tools.load.percentiles import Spread
 from kvota.tools.load.schedule import Lengths, Shape
@@ -28,6 +28,12 @@ class Row:
     prompt_tokens_per_s: float  # prompt over TTFT: reading, and all overhead
     output_tokens_per_s: float | None  # 1 / TPOT
     complaint: str | None
+    num_unserved: int = 0
+    first_error: str = ""  # of those
+
+    @property
+    def num_all(self) -> int:
+        return self.num + self.num_unserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Baseline:
 
     @property
     def is_good(self) -> bool:
-        return self.complaint is None
+        return self.complaint is None and not any(row.num_unserved for row in self.rows)
 
     def report(self, facts: Mapping[str, str]) -> Report:
         labels = [f"{row.prompt} + {row.output}" for row in self.rows]
@@ -72,13 +78,20 @@ class Baseline:
         speed = MISSING if row.output_tokens_per_s is None else number(row.output_tokens_per_s)
         return (
             f"Alone, a prompt of {row.prompt} tokens has its first token after {ms(row.ttft.p50)} "
-            f"ms, and then {speed} tokens come per second."
+            f"ms, and then {speed} tokens come per second.{self._unserved()}"
         )
+
+    def _unserved(self) -> str:
+        lost = [row for row in self.rows if row.num_unserved]
+        if not lost:
+            return ""
+        num, num_all = sum(row.num_unserved for row in lost), sum(row.num_all for row in self.rows)
+        return f" But {num} of {num_all} requests were not served, the first: {lost[0].first_error}"
 
     def _table(self) -> Table:
         header = (
-            "prompt + output", "num", "TTFT p50 ms", "p95", "p99", "TPOT p50 ms", "p95",
-            "prompt tok/s", "output tok/s",
+            "prompt + output", "whole", "unserved", "TTFT p50 ms", "p95", "p99",
+            "TPOT p50 ms", "p95", "prompt tok/s", "output tok/s",
         )  # fmt: skip
         return Table(header, [_cells(row) for row in self.rows])
 
@@ -95,14 +108,16 @@ async def baseline(
         run = await bench.keep(
             what, Shape(prompt, output), 1, seconds=num * ANSWER_PATIENCE_S, num_max=num
         )
-        whole = [one for one in run.seen[NUM_WARM_UP:] if one.first_token_s is not None]
-        if not any(one.is_whole for one in whole):
+        counted = Run(run.seen[NUM_WARM_UP:], run.beats_s)
+        if not any(one.is_whole and one.first_token_s is not None for one in counted.seen):
             raise NothingServed(f"{what}: not one request was served: {first_error(run)}")
-        rows.append(_row(prompt, output, [one for one in whole if one.is_whole], run.lag))
+        rows.append(_row(prompt, output, counted, run.lag))
     return Baseline(rows)
 
 
-def _row(prompt: Lengths, output: Lengths, whole: Sequence[Seen], lag: Lag) -> Row:
+def _row(prompt: Lengths, output: Lengths, run: Run, lag: Lag) -> Row:
+    whole = [one for one in run.seen if one.is_whole and one.first_token_s is not None]
+    num_unserved = sum(not one.is_whole for one in run.seen)
     ttft = Spread.of(one.first_token_s for one in whole if one.first_token_s is not None)
     tpot = Spread.of(one.per_token_s for one in whole if one.per_token_s is not None)
     total = Spread.of(one.ended_s for one in whole)
@@ -118,6 +133,8 @@ def _row(prompt: Lengths, output: Lengths, whole: Sequence[Seen], lag: Lag) -> R
         prompt_tokens_per_s=prompt.mean / ttft.p50,
         output_tokens_per_s=1 / tpot.p50 if tpot is not None and tpot.p50 > 0 else None,
         complaint=lag.complaint(ttft.p50, ttft.p99),
+        num_unserved=num_unserved,
+        first_error=first_error(run) if num_unserved else "",
     )
 
 
@@ -126,6 +143,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.prompt} + {row.output}",
         str(row.num),
+        str(row.num_unserved),
         ms(row.ttft.p50),
         ms(row.ttft.p95),
         p99(row.ttft),
