@@ -152,6 +152,7 @@ async def test_refused_requests_are_counted_and_in_no_latency(
     assert measured.ttft is not None
     assert measured.ttft.num == 2
     assert measured.errors == {"queue_full": 2}
+    assert ("not served because", "queue_full 2") in show.outcome_table(result).rows
     assert measured.attainment == 0.5
 
 

@@ -16,6 +16,7 @@ from kvota.traffic.shape import shape_of
 
 NUM_BUCKETS = 60  # of time, in charts
 TENANTS_MAX = 20  # in the table
+ERRORS_MAX = 3  # in the same
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def outcome_table(replayed: Replayed) -> Table:
         ("in flight, mean / p99", f"{measured.in_flight_mean:.1f} / {measured.in_flight_p99:.0f}"),
         ("other output length than asked", f"{measured.num_off_length:,}"),
         ("lag of the generator, p50 / p99", _lag(replayed)),
+        *_error_rows(replayed),
         *_cache_rows(replayed),
     ]
     return Table(("requests", ""), rows)
@@ -171,6 +173,13 @@ def _spread_row(name: str, one: Spread | None) -> tuple[str, ...]:
 def _lag(replayed: Replayed) -> str:
     lag = replayed.measured.lag
     return f"{ms(lag.sent_p50_s)} / {ms(lag.sent_p99_s)} ms"
+
+
+def _error_rows(replayed: Replayed) -> list[tuple[str, str]]:
+    """The commonest codes of what was not served."""
+    worst = list(replayed.measured.errors.items())[:ERRORS_MAX]
+    text = ", ".join(f"{code} {num:,}" for code, num in worst)
+    return [("not served because", text)] if worst else []
 
 
 def _cache_rows(replayed: Replayed) -> list[tuple[str, str]]:
