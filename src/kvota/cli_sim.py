@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kvota.cli_numbers import positive
 from kvota.core.errors import ConfigError, KvotaError
 from kvota.desk.settings import Admission, DeskSettings
 from kvota.model.threads import usable_cores
@@ -37,13 +38,6 @@ _FACTORS = ",".join(map("{:g}".format, FACTORS))
 
 # A GPU-like machine: 20 ms a step, 0.1 ms more per sequence, 20,000 prompt tokens a second.
 EXAMPLE_COST = StepCost(base=0.02, per_prefill_token=0.00005, per_decode=0.0001)
-
-
-def positive(value: float) -> float:
-    """A number above 0 that is finite; typer's own bounds let NaN through."""
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"must be more than 0 and finite, got {value:g}.")
-    return value
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kvota.cli_sim import positive
+from kvota.cli_numbers import positive
 from kvota.core.errors import ConfigError
 from kvota.tools.load.loopback import FLAG, check_host
 from kvota.tools.load.measure import Slo
