@@ -130,7 +130,9 @@ class Wire:
         self._transport.close()
 
     def reset(self) -> None:
-        """Close in the middle with a reset (RST)."""
+        """Close in the middle with a reset (RST), unless the client was first."""
+        if self._transport.is_closing():
+            return
         raw = self._transport.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
