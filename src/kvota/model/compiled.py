@@ -21,6 +21,8 @@ from kvota.model.executor import OpenVinoExecutor, TokenSampler
 from kvota.model.paged import BLOCK_SIZE, KEY_CACHE, VALUE_CACHE, PagedModel
 from kvota.model.threads import usable_cores
 
+COVERED_TOKENS = 512  # the bill's reserve for activations is meant for passes of so many
+
 
 class KvDtype(StrEnum):
     """How keys and values are kept. `u8` has one scale and zero point per token and head."""
@@ -68,23 +70,32 @@ class Compiled:
         capacity = Capacity(num_blocks, BLOCK_SIZE, self.bytes_per_block)
         return OpenVinoExecutor(request, caches, capacity, sampler, vocab_size=self.vocab_size)
 
-    def warm_up(self) -> None:
+    def warm_up(self, num_tokens: int = 0) -> None:
         """Run two passes, so that weights are packed for the kernels and their memory is counted.
 
         The plugin packs weights when it first needs them, in one layout for up to 4 rows and in
-        another for more. A process weighed before that is lighter than it will be.
+        another for more. A process weighed before that is lighter than it will be. The same goes
+        for passes of more than `COVERED_TOKENS`: what `num_tokens` take is kept from then on, so
+        one such pass is run as well.
         """
         executor = self.executor(1, _NoSampler())
-        for num_tokens in (2, BLOCK_SIZE):
-            tokens = [0] * num_tokens
-            executor.logits([Chunk(0, tokens, 0, (0,), prompt_logprobs=0, next_token=0)])
+        for num in (2, BLOCK_SIZE):
+            executor.logits([Chunk(0, [0] * num, 0, (0,), prompt_logprobs=0, next_token=0)])
+        if num_tokens > COVERED_TOKENS:
+            num_chunks = -(-num_tokens // BLOCK_SIZE)
+            executor.logits([Chunk(i, [0] * BLOCK_SIZE, 0, (0,)) for i in range(num_chunks)])
 
 
 def compile_model(
-    paged: PagedModel, *, kv_dtype: KvDtype = KvDtype.F16, num_threads: int | None = None
+    paged: PagedModel,
+    *,
+    kv_dtype: KvDtype = KvDtype.F16,
+    num_threads: int | None = None,
+    pass_tokens_max: int = 0,
 ) -> Compiled:
     """Compile for this machine's CPU with `num_threads` threads (None: every usable core).
 
+    Memory for passes of up to `pass_tokens_max` tokens is taken here, or at the first such pass.
     Consumes `paged`: drop it afterwards, or the weights stay in memory twice.
     """
     threads = num_threads or usable_cores()
@@ -108,7 +119,7 @@ def compile_model(
         num_threads=threads,
         bytes_per_block=sum(_block_bytes(port) for port in ports),
     )
-    compiled.warm_up()
+    compiled.warm_up(pass_tokens_max)
     return_free_memory()
     return compiled
 

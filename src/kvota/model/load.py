@@ -63,9 +63,10 @@ def load_model(
     kv_dtype: str = "f16",
     num_threads: int | None = None,
     max_model_len: int | None = None,
+    pass_tokens_max: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
-    """Read, verify and compile the model at `path`.
+    """Read, verify and compile the model at `path`, for passes of up to `pass_tokens_max` tokens.
 
     Raises ModelError or UnsupportedModel naming the file and the tensor, and ConfigError for a
     setting that this model cannot follow.
@@ -88,7 +89,12 @@ def load_model(
     grammar = GrammarCompiler(
         tokenizer.to_json(), paged.vocab_size, sorted(tokenizer.eos_ids) or [0]
     )
-    compiled = compile_model(paged, kv_dtype=KvDtype(kv_dtype), num_threads=num_threads)
+    compiled = compile_model(
+        paged,
+        kv_dtype=KvDtype(kv_dtype),
+        num_threads=num_threads,
+        pass_tokens_max=pass_tokens_max,
+    )
     return LoadedModel(
         compiled=compiled,
         tokenizer=tokenizer,

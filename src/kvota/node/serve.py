@@ -188,6 +188,7 @@ def _load_node(
                 kv_dtype=model.kv_cache_dtype,
                 num_threads=model.threads,
                 max_model_len=model.max_model_len,
+                pass_tokens_max=engine.max_num_batched_tokens,
                 progress=loading,
             )
         )
