@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,11 +43,16 @@ class LightServe(Client):
             text=True,
         )
         self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
+        self._node_pids: set[int] = set()  # that have answered
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        until(lambda: not self.is_running or bool(_ADDRESS.search(self.errors)), "an address")
-        address = _ADDRESS.search(self.errors)
-        assert address, self.errors
+        try:
+            until(lambda: not self.is_running or bool(_ADDRESS.search(self.errors)), "an address")
+            address = _ADDRESS.search(self.errors)
+            assert address, self.errors
+        except BaseException:
+            self._end()
+            raise
         super().__init__(address[0], MODEL)
 
     @property
@@ -61,19 +66,29 @@ class LightServe(Client):
     @property
     def node_pid(self) -> int:
         """Of the node that answers now."""
-        return int(self.chat(max_tokens=1).text())
+        pid = int(self.chat(max_tokens=1).text())
+        self._node_pids.add(pid)
+        return pid
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def wait_exit(self) -> int:
         status = self._process.wait(EXIT_TIMEOUT_S)
-        self._reader.join()
+        self._reader.join(EXIT_TIMEOUT_S)
+        assert not self._reader.is_alive(), "a process that it has started goes on"
         return status
 
     def stop(self) -> None:
         self.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Kill it and what it may have left behind, which would hold its standard error open."""
         self._process.kill()
+        for pid in self._node_pids:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         self.wait_exit()
         assert self._process.stderr is not None
         self._process.stderr.close()
