@@ -104,6 +104,7 @@ def test_every_storage_is_compared_and_those_that_do_not_fit_are_named() -> None
     answer = ask("deepseek-v3", "h200")
     assert [plan.choice.method.name for plan in answer.compared] == ["fp8", "int8", "awq", "gptq"]
     assert answer.too_large == ("bf16",)
+    assert why(ask("deepseek-v3", "h100-sxm"), "weights") == "bf16, fp8, int8 would not fit"
 
 
 @settings(deadline=None, max_examples=25)

@@ -66,11 +66,12 @@ def recommend(
     best = min(plans, key=_cost)
     compared = [min(of, key=_cost) for of in _by_method(plans, methods)]
     fitting = {plan.choice.method.name for plan in plans}
+    too_large = [method for method in methods if method.name not in fitting]
     return Recommendation(
         plan=best,
-        reasons=tuple(_reasons(best, plans, wanted)),
+        reasons=tuple(_reasons(best, plans, too_large, wanted)),
         compared=tuple(compared),
-        too_large=tuple(method.name for method in methods if method.name not in fitting),
+        too_large=tuple(method.name for method in too_large),
     )
 
 
@@ -126,9 +127,11 @@ def _by_method(plans: Sequence[Plan], methods: Sequence[Method]) -> Iterator[lis
             yield own
 
 
-def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reason]:
+def _reasons(
+    best: Plan, plans: Sequence[Plan], too_large: Sequence[Method], wanted: Wanted
+) -> Iterator[Reason]:
     choice = best.choice
-    yield Reason("weights", choice.method.name, _why_method(best, plans, wanted))
+    yield Reason("weights", choice.method.name, _why_method(best, plans, too_large, wanted))
     if best.hardware.is_gpu:
         yield Reason(
             "tensor parallel", str(choice.tensor_parallel), _why_parallel(best, plans, wanted)
@@ -144,7 +147,9 @@ def _reasons(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> Iterator[Reas
         yield Reason("replicas", f"{best.replicas:,}", _why_replicas(best))
 
 
-def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
+def _why_method(
+    best: Plan, plans: Sequence[Plan], too_large: Sequence[Method], wanted: Wanted
+) -> str:
     if wanted.method:
         return "as in the file" if wanted.method.name == STORED else "as asked"
     if best.misses:
@@ -153,7 +158,7 @@ def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
         return f"as its checkpoint has them: {best.choice.method.title}"
     finer = [plan for plan in plans if plan.choice.method.rank < best.choice.method.rank]
     if not finer:
-        return _why_finest(best, plans)
+        return _why_finest(best, plans, too_large)
     nearest = min(finer, key=_cost)
     name = nearest.choice.method.name
     if nearest.misses:
@@ -163,7 +168,10 @@ def _why_method(best: Plan, plans: Sequence[Plan], wanted: Wanted) -> str:
     return f"{name} would take {_devices(nearest.num_devices)} instead of {best.num_devices}"
 
 
-def _why_finest(best: Plan, plans: Sequence[Plan]) -> str:
+def _why_finest(best: Plan, plans: Sequence[Plan], too_large: Sequence[Method]) -> str:
+    finer = [method.name for method in too_large if method.rank < best.choice.method.rank]
+    if finer:
+        return f"{', '.join(finer)} would not fit"
     keeping = {plan.choice.method.name for plan in plans if not plan.misses}
     if len(keeping) == 1:
         return "the only one that keeps the targets"
