@@ -26,6 +26,8 @@ time.sleep(3600)
 READS = "import sys; sys.stdin.read()"  # as our node does
 SLEEPS = "import time; time.sleep(3600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+# As uvloop does with what it reads.
+UNBLOCKS = "import os, time; os.set_blocking(0, False); print('set', flush=True); time.sleep(3600)"
 WITH_WORKER = f"""
 import subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", {DEAF!r}])
@@ -93,6 +95,7 @@ GOES_BY_ITSELF: Final[_Case] = (READS, {})
 MUST_BE_TOLD: Final[_Case] = (SLEEPS, {"linger_s": 0.0})
 MUST_BE_KILLED: Final[_Case] = (DEAF, {"linger_s": 0.0, "kill_after_s": 0.3})
 LEAVES_A_WORKER: Final[_Case] = (WITH_WORKER, {})
+MAKES_THE_PIPE_NON_BLOCKING: Final[_Case] = (UNBLOCKS, {"linger_s": 0.0})
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,21 @@ def test_it_goes_when_its_holder_is_killed(held: Held) -> None:
 def test_it_goes_also_when_it_is_stopped(held: Held) -> None:
     wait_until(lambda: len(held.group) == 2, "engine and watcher to be there")
     os.kill(held.pid, signal.SIGSTOP)
+    held.kill_holder()
+    held.wait_gone()
+
+
+@pytest.mark.parametrize("held", [MAKES_THE_PIPE_NON_BLOCKING], indirect=True)
+def test_the_watcher_goes_on_when_it_was_stopped(held: Held) -> None:
+    """Its read is then begun again, on a pipe that no longer waits: the leash was cut."""
+    assert held.holder.stdout is not None
+    assert held.holder.stdout.readline() == "set\n"
+    [watcher] = [pid for pid in held.group if pid != held.pid]
+    os.kill(watcher, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(watcher).status() == psutil.STATUS_STOPPED, "it to stop")
+    os.kill(watcher, signal.SIGCONT)
+    time.sleep(0.2)
+    assert watcher in held.group
     held.kill_holder()
     held.wait_gone()
 

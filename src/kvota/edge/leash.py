@@ -17,6 +17,7 @@ Run as a plain file, without site-packages, so that it costs some milliseconds a
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,12 +68,23 @@ def become(times: Sequence[str], command: Sequence[str]) -> None:
 
 def watch(engine: int, linger_s: float, kill_after_s: float) -> None:
     """Wait until the pipe ends; then do not return before engine and group are gone."""
-    while os.read(sys.stdin.fileno(), _READ_BYTES):
+    while not _has_ended(sys.stdin.fileno()):
         pass
     if not _is_gone(engine, linger_s):
         os.kill(engine, signal.SIGTERM)
         _is_gone(engine, kill_after_s)
     os.killpg(os.getpgrp(), signal.SIGKILL)  # this process too
+
+
+def _has_ended(pipe: int) -> bool:
+    """Wait for something to read. The engine reads the same pipe, and uvloop makes it non-blocking
+    for both: a read that begins after that, or again when we are stopped and go on, must not wait.
+    """
+    select.select([pipe], [], [])
+    try:
+        return not os.read(pipe, _READ_BYTES)
+    except BlockingIOError:  # the engine was faster
+        return False
 
 
 def _is_gone(engine: int, within_s: float) -> bool:
