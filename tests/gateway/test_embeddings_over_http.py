@@ -490,7 +490,10 @@ async def test_after_a_storm_every_request_has_ended_once_and_nothing_is_held(
     patience = {"first_byte_timeout_s": 0.3, "max_running_requests": 3, "max_waiting_queue": 4}
     entries = [vllm_entry("a", a, **patience), vllm_entry("b", b, **patience)]
     models = [model_of("texts", "a", "b")]
-    world = await world_of(closing, *entries, models=models, journal=str(journal))
+    # How many of these are refused depends on the machine, so no watch may block the key for it.
+    world = await world_of(
+        closing, *entries, models=models, journal=str(journal), abuse_watch=False
+    )
     key = await world.key(limits=KeyLimits(concurrent_requests=8))
     a.overrides[EMBED] = b.overrides[EMBED] = breaks_now_and_then(chance)
 
