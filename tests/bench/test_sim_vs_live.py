@@ -1,6 +1,5 @@
 """The judging of the comparison; the live part needs a quiet machine."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +12,7 @@ import pytest
 from bench import sim_vs_live
 from bench.sim_vs_live import (
     Live,
+    folds,
     judge,
     learn_around_s,
     made_runs,
@@ -79,7 +79,7 @@ def live_of(fit: Calibration, late_s: float = 0.0, seed: int = 99) -> Live:
 
 def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
     live = live_of(fit_of(COST))
-    assert judge([live], [[live, live], [live, live]], SEEDS)
+    assert judge([[live, live], [live, live]], SEEDS)
     said = capsys.readouterr().out
     assert "simulated against live: mean error 0.0% (0.0% to 0.0%), largest at p99 0.0%" in said
     assert "compared: 60 of 60 requests" in said
@@ -87,14 +87,39 @@ def test_the_simulator_agrees_with_itself(capsys: pytest.CaptureFixture[str]) ->
 
 def test_time_around_requests_is_found_again() -> None:
     live = live_of(fit_of(COST), late_s=0.020)
-    assert learn_around_s([live], fit_of(COST), SEEDS) == pytest.approx(0.020, rel=0.05)
+    assert learn_around_s([[live]], fit_of(COST), SEEDS) == pytest.approx(0.020, rel=0.05)
 
 
-def test_a_machine_that_changed_after_it_was_learned_shows(
+def test_no_part_is_simulated_by_steps_of_its_own() -> None:
+    replays = [
+        [replace(EMPTY, window_s=10.0 * replay + part) for part in (1, 2, 3)] for replay in (1, 2)
+    ]
+    found = [
+        ([live.window_s for live in fold.part], [live.window_s for p in fold.others for live in p])
+        for fold in folds(replays)
+    ]
+    assert found == [
+        ([11.0, 21.0], [12.0, 22.0, 13.0, 23.0]),
+        ([12.0, 22.0], [11.0, 21.0, 13.0, 23.0]),
+        ([13.0, 23.0], [11.0, 21.0, 12.0, 22.0]),
+    ]
+
+
+def test_parts_that_miss_in_opposite_directions_show_by_themselves(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    known, slower = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.02)))
-    assert not judge([known], [[slower], [slower]], SEEDS)
+    """Of the same requests, each part is simulated at the other's speed: the pool is the same."""
+    usual, slow = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.03)))
+    judge([[usual, slow], [usual, slow]], SEEDS)
+    said = capsys.readouterr().out
+    assert "simulated against live: mean error 0.0%" in said
+    assert float(said.split("each part by itself, at p50 and p95: mean error ")[1][:4]) > 50
+
+
+def test_a_part_that_the_others_do_not_tell_of_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    usual, slow = live_of(fit_of(COST)), live_of(fit_of(replace(COST, base=0.03)))
+    parts = [usual, usual, slow]
+    assert not judge([parts, parts], SEEDS)
     told = capsys.readouterr()
     assert "Targets" in told.err
     assert "half of the replays against the other half: mean 0.0%, largest at p99 0.0%" in told.out
@@ -150,7 +175,7 @@ def test_nothing_to_compare_is_said() -> None:
     live = live_of(fit_of(COST))
     part = replace(live, seen=[broken] * 30)
     with pytest.raises(ValueError, match="no request was answered in full"):
-        judge([live], [[part], [part]], SEEDS)
+        judge([[live, live], [part, part]], SEEDS)
 
 
 def test_a_part_is_replayed_once_more_where_its_figures_were_refused(
@@ -183,15 +208,11 @@ def test_requests_of_all_parts_are_compared_with_their_own_simulations() -> None
 
 
 def test_no_second_of_the_trace_is_taken_twice() -> None:
-    given = Namespace(parts=3, replays=2, seconds=140.0, learn_seconds=30.0)
-    other, judged = sources(given, Scaling(time=2.0, length=16))
-    spans = sorted((one.from_s, one.until_s) for one in (*other, *judged))
-    assert len(other) == 6
-    assert [one.until_s - one.from_s for one in judged] == [70.0] * 3
-    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    parts = sources(6, 70.0, Scaling(time=2.0, length=16))
+    assert [one.until_s - one.from_s for one in parts] == [35.0] * 6
+    assert all(one.until_s == other.from_s for one, other in pairwise(parts))
 
 
-def test_p99_has_ten_requests_beyond_it() -> None:
-    given = Namespace(parts=3, replays=2, seconds=140.0, learn_seconds=30.0)
-    _, judged = sources(given, Scaling(time=2.0, length=16))
-    assert sum(len(read(one).arrivals) for one in judged) == 1031
+def test_p99_has_eleven_requests_beyond_it() -> None:
+    parts = sources(6, 70.0, Scaling(time=2.0, length=16))
+    assert sum(len(read(one).arrivals) for one in parts) == 1135
