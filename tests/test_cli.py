@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kvota import __version__, cli
+from kvota import __version__, cli, cli_sim
 from kvota.cli_errors import EXIT_FAILED
 from kvota.model.catalog import DEFAULT_MODEL, KNOWN_MODELS
+from kvota.sim.calibration import fit_step_cost
+from kvota.sim.cost_file import write_cost
+from kvota.sim.records import WorldResult
+from kvota.sim.simulate import Simulation
+from kvota.sim.simulate import simulate as run_simulation
 from kvota.telemetry.steps import StepRecord, StepTerms, write_record
 
 
@@ -245,3 +250,22 @@ def test_recorded_steps_become_a_step_cost(
     code, shown, _ = run(simulate, monkeypatch, capsys)
     assert code == 0
     assert "completed 40" in shown
+
+
+def test_a_simulated_step_holds_as_many_tokens_as_the_machine_that_its_cost_is_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace, cost = tmp_path / "trace.csv", tmp_path / "cost.json"
+    trace.write_text(TRACE)
+    write_cost(fit_step_cost([StepRecord(StepTerms(0, 0.0, 1, 9), 0.02)] * 20), cost)
+    asked: list[Simulation] = []
+
+    def record(one: Simulation) -> WorldResult:
+        asked.append(one)
+        return run_simulation(one)
+
+    monkeypatch.setattr(cli_sim, "run_simulation", record)
+    of_node, own = ["--cost", str(cost)], ["--max-num-batched-tokens", "96"]
+    for flags in ([], of_node, own, [*of_node, *own]):
+        assert run(["simulate", "--trace", str(trace), *flags], monkeypatch, capsys)[0] == 0
+    assert [one.limits.max_num_batched_tokens for one in asked] == [2048, 512, 96, 96]

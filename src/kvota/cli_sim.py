@@ -34,6 +34,7 @@ from kvota.traffic.arrival import Scaling
 
 EXIT_BAD_FIT = 1
 BLOCK_TOKENS = 16  # of a simulated machine: the least KV there can be
+_EXAMPLE_STEP_TOKENS = 2048  # of the machine below
 _FACTORS = ",".join(map("{:g}".format, FACTORS))
 
 # A GPU-like machine: 20 ms a step, 0.1 ms more per sequence, 20,000 prompt tokens a second.
@@ -87,6 +88,12 @@ def simulate(
     ] = 1024,
     max_running_requests: Annotated[int, typer.Option(min=1, help="Choices at once.")] = 64,
     max_waiting_queue: Annotated[int, typer.Option(min=0, help="Choices in line.")] = 256,
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens per step.  [default: with --cost 512, as a node has; else 2048]"
+        ),
+    ] = None,
     ttft_s: Annotated[
         float, typer.Option(callback=positive, help="Goodput: first token within.")
     ] = 10.0,
@@ -129,7 +136,7 @@ def simulate(
         max_tokens=max_tokens,
         limits=SchedulerLimits(
             max_running_requests=max_running_requests,
-            max_num_batched_tokens=max(2048, 2 * max_running_requests),
+            max_num_batched_tokens=max_num_batched_tokens or _tokens_of_a_step(cost),
         ),
         desk=DeskSettings(
             admission=policy,
@@ -158,6 +165,11 @@ def simulate(
         whole_max=whole,
     )
     _show(question, _curve(question, workers or usable_cores()), price, json_file, html)
+
+
+def _tokens_of_a_step(cost: Path | None) -> int:
+    """A calibrated cost is of one of our nodes, the example's is of a larger machine."""
+    return _EXAMPLE_STEP_TOKENS if cost is None else SchedulerLimits().max_num_batched_tokens
 
 
 def _simulate(
