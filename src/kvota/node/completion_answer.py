@@ -31,17 +31,17 @@ class CompletionWish:
 
 
 class CompletionAnswer:
-    """`prompts` are the token ids of each prompt, `texts` how they are echoed."""
+    """`prompts` are the token ids of each prompt; `echoes`, needed with echo, their texts."""
 
     def __init__(
         self, heading: Heading, wish: CompletionWish, names: TokenNames,
-        prompts: Sequence[Sequence[int]], texts: Sequence[str],
+        prompts: Sequence[Sequence[int]], echoes: Sequence[str],
     ) -> None:  # fmt: skip
         self._heading = heading
         self._wish = wish
         self._names = names
         self._prompts = prompts
-        self._texts = texts
+        self._echoes = echoes
         self._writers = [CompletionLogprobWriter(names) for _ in range(len(prompts) * wish.n)]
 
     def opening(self) -> Sequence[Chunk]:
@@ -74,7 +74,7 @@ class CompletionAnswer:
         return [
             CompletionChoice(
                 index=choice,
-                text=self._texts[index] if wish.echo else "",
+                text=self._echoes[index] if wish.echo else "",
                 logprobs=self._echo_logprobs(index, choice, event) if wish.echo else None,
                 prompt_token_ids=list(self._prompts[index]) if wish.token_ids else UNSET,
                 prompt_logprobs=self._prompt_logprobs(event),
@@ -88,7 +88,7 @@ class CompletionAnswer:
         if not self._wish.logprobs:
             return None
         writer = self._writers[choice]
-        return writer.prompt(self._prompts[index], event.prompt_logprobs, self._texts[index])
+        return writer.prompt(self._prompts[index], event.prompt_logprobs, self._echoes[index])
 
     def _prompt_logprobs(self, event: PromptRead) -> PromptLogprobs | UnsetType:
         if not self._wish.prompt_logprobs:

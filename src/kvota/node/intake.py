@@ -117,8 +117,8 @@ class Intake:
         )  # fmt: skip
         heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
         wish, names = _completion_wish(body), _names(model, body)
-        texts = given.texts or [names.text(ids) for ids in prompts]
-        answer = CompletionAnswer(heading, wish, names, prompts, texts)
+        echoes = given.texts or [names.text(ids) for ids in prompts] if wish.echo else ()
+        answer = CompletionAnswer(heading, wish, names, prompts, echoes)
         return _prepared(body, model, requests, answer)
 
     async def _encode(
