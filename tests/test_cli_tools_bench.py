@@ -10,8 +10,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from kvota import cli_tools_bench
+from kvota.tools.load.cut import INTERRUPTED, Cut
 from kvota.tools.load.desk_settings import put_desk, write_settings
 from kvota.tools.load.loopback import FLAG
+from kvota.tools.load.session import Finding
+from kvota.tools.load.throughput import Throughput
+from kvota.tools.report.html import Report
 from kvota.tools.server import ServerUnusable
 from tests.support.live_node import LiveNode
 
@@ -159,6 +163,31 @@ def test_options_that_make_no_sense_are_named(
     result = bench(*arguments, "--url", node.url)
     assert result.exit_code == cli_tools_bench.EXIT_UNUSABLE
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("cut", "exit_code"),
+    [
+        (INTERRUPTED, cli_tools_bench.EXIT_INTERRUPTED),
+        (Cut("the server is gone", is_interrupt=False), cli_tools_bench.EXIT_UNUSABLE),
+    ],
+    ids=["Ctrl-C", "dead server"],
+)
+def test_what_was_measured_until_it_was_cut_is_shown_and_written(
+    cut: Cut, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Throughput([], None, cut)
+
+    async def run(*_: object) -> Finding:
+        return Finding.of(result, Report("Throughput", verdict="At most 5 output tokens/s."), cut)
+
+    monkeypatch.setattr(cli_tools_bench, "run", run)
+    ended = bench("throughput", "--out", str(tmp_path / "t"))
+    assert ended.exit_code == exit_code
+    says = f"Incomplete, {cut.reason}. At most 5 output tokens/s."
+    assert says in ended.stdout
+    assert says in (tmp_path / "t.html").read_text("utf-8")
+    assert json.loads((tmp_path / "t.json").read_text("utf-8"))["incomplete"] == cut.reason
 
 
 def test_the_key_is_never_shown(node: LiveNode, tmp_path: Path) -> None:

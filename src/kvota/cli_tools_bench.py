@@ -7,7 +7,8 @@
     kvota bench soak          the same load for a long time: leaks, drift
 
 Each writes NAME.json and NAME.html and prints a table. Exit codes: 0; 1 when the verdict is bad or
-the result had to be refused; 2 when the server cannot be measured; 130 after Ctrl-C.
+the result had to be refused; 2 when the server cannot be measured; 130 after Ctrl-C. What was
+measured until Ctrl-C, or until the server was gone, is shown and written all the same.
 """
 
 import asyncio
@@ -22,9 +23,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvota.core.errors import KvotaError
-from kvota.tools.load.applying import apply_cap, with_effect
+from kvota.tools.load.applying import apply_cap, not_applied, require_appliable, with_effect
 from kvota.tools.load.baseline import baseline as measure_baseline
 from kvota.tools.load.bench import Bench
+from kvota.tools.load.cut import kept_until_cut
 from kvota.tools.load.isolation import isolation as measure_isolation
 from kvota.tools.load.loopback import FLAG
 from kvota.tools.load.measure import Slo
@@ -89,7 +91,7 @@ def baseline(
     async def mode(bench: Bench) -> Finding:
         lengths = [Lengths.parse(one.strip()) for one in prompts.split(",")]
         result = await measure_baseline(bench, lengths, Lengths.parse(output), requests)
-        return Finding(result, result.report(facts_of(bench)))
+        return Finding.of(result, result.report(facts_of(bench)), result.cut)
 
     _run("baseline", mode, _where(url, api_key, model, chat, seed, allowed), out)
 
@@ -114,7 +116,8 @@ def throughput(
 
     async def mode(bench: Bench) -> Finding:
         result = await measure_throughput(bench, _shape(prompt, output), _numbers(batches), seconds)
-        return Finding(result, result.report(facts_of(bench, lengths=f"{prompt} + {output}")))
+        facts = facts_of(bench, lengths=f"{prompt} + {output}")
+        return Finding.of(result, result.report(facts), result.cut)
 
     _run("throughput", mode, _where(url, api_key, model, chat, seed, allowed), out)
 
@@ -156,12 +159,16 @@ def sweep(
             rate_max_rps=max_rate or float("inf"),
             repeats=repeats,
         )
+        if apply:
+            await require_appliable(bench.target.url, api_key, config)
         result = await measure_sweep(bench, options)
         report = sweep_report(result, facts_of(bench, lengths=f"{prompt} + {output}"))
         if not (apply and result.is_good):
-            return Finding(result, report)
-        applied = await apply_cap(bench, options, result, api_key, config)
-        return Finding(applied, with_effect(report, applied))
+            return Finding.of(result, report, result.cut)
+        with kept_until_cut() as end:
+            applied = await apply_cap(bench, options, result, api_key, config)
+            return Finding.of(applied, with_effect(report, applied), applied.cut)
+        return Finding.of(result, report, not_applied(end))
 
     _run("sweep", mode, _where(url, api_key, model, chat, seed, allowed), out)
 
@@ -195,7 +202,7 @@ def isolation(
             rate_rps=rate,
         )
         lengths = f"{prompt} + {output} beside {long_prompt} + {long_output}"
-        return Finding(result, result.report(facts_of(bench, lengths=lengths)))
+        return Finding.of(result, result.report(facts_of(bench, lengths=lengths)), result.cut)
 
     _run("isolation", mode, _where(url, api_key, model, chat, seed, allowed), out)
 
@@ -224,7 +231,8 @@ def soak(
         result = await measure_soak(
             bench, shape, minutes=minutes, rate_rps=rate, read_memory=lambda: _memory_of(pid)
         )
-        return Finding(result, soak_report(result, facts_of(bench, lengths=f"{prompt} + {output}")))
+        facts = facts_of(bench, lengths=f"{prompt} + {output}")
+        return Finding.of(result, soak_report(result, facts), result.cut)
 
     _run("soak", mode, _where(url, api_key, model, chat, seed, allowed), out)
 
@@ -248,7 +256,7 @@ def _run(name: str, mode: Mode, where: Where, out: Path | None) -> None:
         Console(stderr=True, highlight=False).print(escape(error.message), soft_wrap=True)
         sys.exit(EXIT_UNUSABLE)
     except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted: nothing was written.")
+        Console(stderr=True).print("Interrupted: nothing was measured, and nothing written.")
         sys.exit(EXIT_INTERRUPTED)
     for section in finding.report.sections[:2]:
         if section.table is not None:
@@ -256,6 +264,8 @@ def _run(name: str, mode: Mode, where: Where, out: Path | None) -> None:
             show(section.table, console)
     console.print(escape(finding.report.verdict), soft_wrap=True)
     console.print(f"Written: {escape(', '.join(map(str, paths)))}", soft_wrap=True)
+    if finding.cut is not None:
+        sys.exit(EXIT_INTERRUPTED if finding.cut.is_interrupt else EXIT_UNUSABLE)
     if not finding.is_good:
         sys.exit(EXIT_BAD)
 

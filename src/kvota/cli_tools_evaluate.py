@@ -1,7 +1,7 @@
 """The command `kvota evaluate`: is one version of a model, as served, as good as another?
 
 Exit codes: 0 good; 1 worse than allowed; 2 it cannot be judged, or a server cannot be used; 130
-after Ctrl-C.
+after Ctrl-C. What was measured until Ctrl-C, or until a server was gone, is shown and written.
 """
 
 import asyncio
@@ -100,9 +100,11 @@ def evaluate_command(
         with progress_bar() as bar:
             found = asyncio.run(evaluate(*places, options, Bar(bar)))
     except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted: nothing was judged, and nothing written.")
+        Console(stderr=True).print("Interrupted: nothing was measured, and nothing written.")
         sys.exit(EXIT_INTERRUPTED)
     _show(found, written)
+    if found.cut is not None and found.cut.is_interrupt:
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXITS[found.verdict])
 
 

@@ -30,7 +30,7 @@ from kvota.traffic.shape import gather, gather_clients, shape_of, shape_of_clien
 from kvota.traffic.writing import Target, write_traffic
 
 EXIT_INTERRUPTED = 130  # by Ctrl-C; what was seen until then is shown and written
-EXIT_REFUSED = 1  # the generator was the bottleneck, or nothing was answered
+EXIT_REFUSED = 1  # the generator was the bottleneck, nothing was answered, or the server is gone
 
 traces = typer.Typer(no_args_is_help=True, help="Files of recorded traffic.")
 
@@ -142,9 +142,9 @@ def _show(replayed: Replayed, json_file: Path | None, html: Path | None) -> None
         write_json(show.as_json(replayed), json_file)
     if html is not None:
         write_html(show.report(replayed), html)
-    if replayed.interrupted_s is not None:
+    if replayed.cut is not None and replayed.cut.is_interrupt:
         sys.exit(EXIT_INTERRUPTED)
-    if replayed.refusal is not None:
+    if replayed.cut is not None or replayed.refusal is not None:
         sys.exit(EXIT_REFUSED)
 
 

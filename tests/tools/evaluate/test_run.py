@@ -1,11 +1,13 @@
 """Whole evaluations over HTTP, of models whose perplexity and divergence are known."""
 
+import asyncio
 from dataclasses import replace
 from math import exp
 from typing import Any
 
 import pytest
 
+from kvota.tools.evaluate import page
 from kvota.tools.evaluate.answers import Dialect
 from kvota.tools.evaluate.gate import Rules, Verdict
 from kvota.tools.evaluate.run import Evaluation, Options, evaluate
@@ -13,8 +15,9 @@ from kvota.tools.evaluate.served import Place
 from kvota.tools.evaluate.texts import Text
 from kvota.tools.evaluate.windows import BYTES_PER_TOKEN, cut_text
 from kvota.tools.load.bench import Unwatched
+from kvota.tools.load.cut import INTERRUPTED
 from kvota.tools.server import ServerUnusable
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import FakeBackend, Received, Wire
 from tests.tools.evaluate.known_model import (
     LETTERS,
     KnownModel,
@@ -181,3 +184,62 @@ async def test_a_missing_model_is_named_with_those_that_are_there(backends: Back
 )
 def test_a_place_is_a_url_a_model_or_both(text: str, place: Place) -> None:
     assert Place.parse(text, url="http://here/v1") == place
+
+
+async def stopped(backends: Backends, after: str, num: int) -> Evaluation:
+    """Ctrl-C once the baseline was asked for so many `after` (a field of what is asked)."""
+    for backend in backends:
+        BASE.serve(backend)
+    serve = backends[0].overrides["/v1/completions"]
+    num_left = num
+
+    async def counting(asked: Received, wire: Wire) -> None:
+        nonlocal num_left
+        num_left -= after in asked.json
+        if num_left == 0:
+            running.cancel()
+        await serve(asked, wire)
+
+    backends[0].overrides["/v1/completions"] = counting
+    places = [Place(backend.url) for backend in backends]
+    running = asyncio.create_task(evaluate(places[0], places[1], OPTIONS, Unwatched()))
+    return await running
+
+
+async def test_what_was_read_until_it_is_interrupted_is_kept_and_concludes_nothing(
+    backends: Backends,
+) -> None:
+    found = await stopped(backends, "prompt_logprobs", 15)
+    assert found.cut is INTERRUPTED
+    assert 0 < found.likelihood[0].num_tokens < len(BODY) - len(WINDOWS)
+    assert found.agreement is None
+    assert found.verdict is Verdict.UNDECIDED
+    assert page.verdict_text(found).startswith("Incomplete, interrupted. Undecided:")
+    written = page.as_json(found, 0.0)
+    assert (written["verdict"], written["incomplete"]) == ("undecided", "interrupted")
+
+
+async def test_interrupted_before_anything_is_measured_nothing_is_kept(backends: Backends) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await stopped(backends, "model", 1)
+
+
+async def test_what_was_read_until_a_server_was_gone_is_kept(backends: Backends) -> None:
+    for backend in backends:
+        BASE.serve(backend)
+    serve = backends[1].overrides["/v1/completions"]
+
+    async def gone_at_the_prompts(asked: Received, wire: Wire) -> None:
+        if asked.json["max_tokens"] == OPTIONS.max_tokens:
+            wire.reset()
+            return
+        await serve(asked, wire)
+
+    backends[1].overrides["/v1/completions"] = gone_at_the_prompts
+    places = [Place(backend.url) for backend in backends]
+    found = await evaluate(places[0], places[1], OPTIONS, Unwatched())
+    assert found.cut is not None
+    assert not found.cut.is_interrupt
+    assert found.cut.reason.startswith("Cannot talk to")
+    assert found.likelihood[0].num_tokens == len(BODY) - len(WINDOWS)
+    assert found.verdict is Verdict.UNDECIDED

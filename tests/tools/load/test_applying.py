@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from kvota.core.clock import SystemClock
-from kvota.tools.load.applying import Applied, apply_cap, with_effect
+from kvota.tools.load.applying import Applied, apply_cap, require_appliable, with_effect
 from kvota.tools.load.bench import Bench, Unwatched
 from kvota.tools.load.capacity import Cap
+from kvota.tools.load.desk_settings import PATH
 from kvota.tools.load.gauges import GaugePage
 from kvota.tools.load.knee import Knee
 from kvota.tools.load.measure import Slo
@@ -18,7 +19,9 @@ from kvota.tools.load.sweep import Alone, Sweep, SweepOptions
 from kvota.tools.load.sweep_page import sweep_report
 from kvota.tools.load.target import find_target
 from kvota.tools.load.toml_line import CannotEdit
+from kvota.tools.report.html import CannotWrite
 from kvota.tools.server import ServerUnusable
+from tests.support.fake_backend import FakeBackend
 from tests.support.live_node import LiveNode
 
 OPTIONS = SweepOptions(
@@ -58,6 +61,33 @@ async def test_the_running_desk_and_the_file_have_the_cap(tmp_path: Path) -> Non
     runs = [run for run in (done.before, done.after) if run is not None]
     assert len(table.rows) == len(runs)
     assert {run.offered_rps for run in runs} <= {6.0}, "one and a half times the knee"
+
+
+async def test_a_place_for_the_cap_is_looked_for_before_the_sweep(tmp_path: Path) -> None:
+    node = LiveNode(max_running_requests=8)
+    try:
+        config = tmp_path / "kvota.toml"
+        await require_appliable(node.url, None, config)
+        assert not config.exists()
+        config.write_text("engine = {max_running_requests = 64}\n")
+        with pytest.raises(CannotEdit):
+            await require_appliable(node.url, None, config)
+        config.write_text("")
+        with pytest.raises(CannotWrite):
+            await require_appliable(node.url, None, tmp_path / "kvota.toml" / "kvota.toml")
+    finally:
+        node.stop()
+
+
+@pytest.mark.parametrize("page", [None, "<html>", '{"max_num_seqs": 4}'])
+async def test_a_server_without_a_desk_is_told_before_the_sweep(
+    page: str | None, tmp_path: Path
+) -> None:
+    async with FakeBackend() as backend:
+        if page is not None:
+            backend.overrides[PATH] = lambda _, wire: wire.text(page)
+        with pytest.raises(ServerUnusable, match="Measure without --apply"):
+            await require_appliable(backend.url, None, tmp_path / "kvota.toml")
 
 
 async def test_where_the_engine_is_too_small_nothing_is_set(tmp_path: Path) -> None:

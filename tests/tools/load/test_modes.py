@@ -117,6 +117,7 @@ def test_a_server_whose_long_requests_cost_their_neighbours_nothing_is_isolated(
     found = isolated(SimServer(per_running_s=0.001))
     assert found.is_good
     assert found.ttft_ratio == pytest.approx(1.0, abs=0.2)
+    assert found.beside is not None
     assert found.beside.num_long_ended > 0
     assert found.report({}).verdict.startswith("Isolated")
 

@@ -267,5 +267,6 @@ async def test_an_interrupted_replay_is_judged_until_then(
     result = await asyncio.wait_for(running[0], 60)
     assert result.interrupted_s is not None
     assert result.measured.num_whole == result.measured.num_due == 1
-    assert show.verdict(result).startswith("Interrupted after ") or result.refusal is not None
+    assert "interrupted; until then: " in show.verdict(result) or result.refusal is not None
     assert show.as_json(result)["interrupted_s"] == result.interrupted_s
+    assert show.as_json(result)["incomplete"] == "interrupted"

@@ -46,6 +46,8 @@ ERRORS: Final = (
 
 def verdict_text(found: Evaluation) -> str:
     """One or two sentences: the verdict, and the checks that made it."""
+    if found.cut is not None:
+        return f"Incomplete, {found.cut.reason}. {WORDS[found.verdict]}"
     reasons = [f"{one.name}: {one.reason}" for one in found.checks if one.verdict is found.verdict]
     if found.verdict is Verdict.GOOD:
         return WORDS[found.verdict]
@@ -222,6 +224,7 @@ def as_json(found: Evaluation, written_at_s: float) -> dict[str, Any]:
         "format": FORMAT,
         "verdict": found.verdict.value,
         "reason": verdict_text(found),
+        "incomplete": None if found.cut is None else found.cut.reason,
         "written_at_s": written_at_s,
         "kvota": __version__,
         "baseline": _side_json(found.baseline),

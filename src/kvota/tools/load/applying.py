@@ -10,24 +10,40 @@ from pathlib import Path
 
 from kvota.tools.load.bench import Bench
 from kvota.tools.load.capacity import Cap
-from kvota.tools.load.desk_settings import check_writable, put_desk, write_settings
+from kvota.tools.load.cut import Cut, End, kept_until_cut
+from kvota.tools.load.desk_settings import check_writable, get_desk, put_desk, write_settings
 from kvota.tools.load.measure import Measured
 from kvota.tools.load.sweep import GeneratorLate, Sweep, SweepOptions, trial
 from kvota.tools.load.sweep_page import HEADER, trial_cells
-from kvota.tools.report.html import Report, Section, Table
+from kvota.tools.report.html import Report, Section, Table, require_writable
 
 OVERLOAD = 1.5  # times the knee
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was set, and a run above the knee before and after; None where it was refused."""
+    """What was set, and a run above the knee before and after; None where it was refused.
+
+    `sweep` is what the cap comes from; `cut`: why there is no run after it.
+    """
 
     cap: Cap
     in_force: Mapping[str, object]
     config: str
     before: Measured | None
     after: Measured | None
+    sweep: Sweep
+    cut: Cut | None = None
+
+
+async def require_appliable(url: str, api_key: str | None, config: Path) -> None:
+    """Before a sweep: there is a desk to set and a file to keep it in.
+
+    Raises ServerUnusable, CannotEdit and CannotWrite.
+    """
+    check_writable(config, Cap(1, 1).settings)
+    require_writable(config)
+    await asyncio.to_thread(get_desk, url, api_key)
 
 
 async def apply_cap(
@@ -42,8 +58,16 @@ async def apply_cap(
     before = await _at(bench, options, result, rate)
     in_force = await asyncio.to_thread(put_desk, bench.target.url, api_key, cap.settings)
     write_settings(config, cap.settings)
-    after = await _at(bench, options, result, rate)
-    return Applied(cap, in_force, str(config), before, after)
+    after = None
+    with kept_until_cut() as end:
+        after = await _at(bench, options, result, rate)
+    return Applied(cap, in_force, str(config), before, after, result, end.cut)
+
+
+def not_applied(end: End) -> Cut:
+    """Of an `apply_cap` that was ended: the sweep is whole, and its cap is nowhere in force."""
+    assert end.cut is not None
+    return replace(end.cut, reason=f"the cap was not applied: {end.cut.reason}")
 
 
 def with_effect(report: Report, applied: Applied) -> Report:

@@ -8,6 +8,7 @@ from kvota.core.errors import Limit, Refusal
 from kvota.core.request import Band
 
 UNFINISHED: Final = "unfinished"  # the run was over before the answer was
+CONNECTION: Final = "connection"  # there was none, or it broke
 # A refusal in a stream that a comment has opened has the status 200.
 REFUSALS: Final = frozenset([*Refusal, *Limit])
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvota.tools.load.bench import ANSWER_PATIENCE_S, Bench, NothingServed, first_error
+from kvota.tools.load.cut import Cut, kept_until_cut
 from kvota.tools.load.generator import Run
 from kvota.tools.load.lag import Lag
 from kvota.tools.load.percentiles import Spread
@@ -41,6 +42,7 @@ class Baseline:
     """The result of the mode."""
 
     rows: Sequence[Row]
+    cut: Cut | None = None  # why there are no more
 
     @property
     def complaint(self) -> str | None:
@@ -100,19 +102,31 @@ async def baseline(
     bench: Bench, prompts: Sequence[Lengths], output: Lengths, num_requests: int
 ) -> Baseline:
     """`num_requests` of each prompt length, after one that is not counted."""
-    rows = []
     for prompt in prompts:
         bench.target.check_length(prompt.most, output.most)
-        num = num_requests + NUM_WARM_UP
-        what = f"prompt {prompt}"
-        run = await bench.keep(
-            what, Shape(prompt, output), 1, seconds=num * ANSWER_PATIENCE_S, num_max=num
-        )
-        counted = Run(run.seen[NUM_WARM_UP:], run.beats_s)
-        if not any(one.is_whole and one.first_token_s is not None for one in counted.seen):
-            raise NothingServed(f"{what}: not one request was served: {first_error(run)}")
+    rows: list[Row] = []
+    with kept_until_cut() as end:
+        for prompt in prompts:
+            await _measure(bench, prompt, output, num_requests + NUM_WARM_UP, rows)
+    end.require(rows)
+    return Baseline(rows, end.cut)
+
+
+async def _measure(
+    bench: Bench, prompt: Lengths, output: Lengths, num: int, rows: list[Row]
+) -> None:
+    """Adds a row, also where it was interrupted. Raises NothingServed."""
+    what = f"prompt {prompt}"
+    run = await bench.keep(
+        what, Shape(prompt, output), 1, seconds=num * ANSWER_PATIENCE_S, num_max=num, keeps=True
+    )
+    counted = Run(run.seen[NUM_WARM_UP:], run.beats_s)
+    if any(one.is_whole and one.first_token_s is not None for one in counted.seen):
         rows.append(_row(prompt, output, counted, run.lag))
-    return Baseline(rows)
+        run.require_end()
+        return
+    run.require_end()
+    raise NothingServed(f"{what}: not one request was served: {first_error(run)}")
 
 
 def _row(prompt: Lengths, output: Lengths, run: Run, lag: Lag) -> Row:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvota.core.clock import Clock
 from kvota.core.errors import KvotaError
-from kvota.tools.load.asked import Asked, Seen
+from kvota.tools.load.asked import CONNECTION, Asked, Seen
 from kvota.tools.load.gauges import Page
 from kvota.tools.load.generator import Generator, Run
 from kvota.tools.load.prompts import Prompts
@@ -23,6 +23,10 @@ ANSWER_PATIENCE_S = 600.0  # for one request that is alone
 
 class NothingServed(KvotaError):
     """Not one request came back whole, so there is nothing to measure."""
+
+
+class ServerGone(NothingServed):
+    """There was no connection for any of a run's requests."""
 
 
 class Watch(Protocol):
@@ -59,23 +63,28 @@ class Bench:
 
     async def offer(
         self, what: str, shape: Shape, rate_rps: float, *, seconds: float, drain_s: float,
-        attempt: object = 0,
+        attempt: object = 0, keeps: bool = False,
     ) -> Run:  # fmt: skip
-        """Open loop: requests at random moments, at this rate."""
+        """Open loop: requests at random moments, at this rate. Raises ServerGone."""
         key = (self.seed, what, rate_rps, attempt)
         dues = open_loop(shape, rate_rps, seconds, key)
         self.watch.begin(what, len(dues))
         asked = list(self.asked(dues, key))
-        return await self._generator.offer(asked, duration_s=seconds, drain_s=drain_s)
+        run = await self._generator.offer(asked, duration_s=seconds, drain_s=drain_s, keeps=keeps)
+        return _heard(what, run)
 
     async def keep(
-        self, what: str, shape: Shape, num_open: int, *, seconds: float, num_max: int | None = None
-    ) -> Run:
-        """Closed loop: so many open at all times."""
+        self, what: str, shape: Shape, num_open: int, *, seconds: float,
+        num_max: int | None = None, keeps: bool = False,
+    ) -> Run:  # fmt: skip
+        """Closed loop: so many open at all times. Raises ServerGone."""
         key = (self.seed, what, num_open)
         self.watch.begin(what, num_max)
         asked = self.asked(one_by_one(shape, key), key)
-        return await self._generator.keep(asked, num_open, seconds=seconds, num_max=num_max)
+        run = await self._generator.keep(
+            asked, num_open, seconds=seconds, num_max=num_max, keeps=keeps
+        )
+        return _heard(what, run)
 
     async def alone(self, what: str, shape: Shape, num: int) -> list[Seen]:
         """One at a time; those that came whole. Raises NothingServed when none did."""
@@ -118,7 +127,18 @@ def fresh(prompts: Prompts, dues: Iterable[Due], key: object) -> Iterator[Asked]
         )
 
 
+def _heard(what: str, run: Run) -> Run:
+    """The run, of whose requests at least one had a connection. Raises ServerGone."""
+    if run.seen and all(one.status is None and one.code == CONNECTION for one in run.seen):
+        raise ServerGone(f"{what}: the server is gone, {first_error(run)}")
+    return run
+
+
 def first_error(run: Run) -> str:
     """What went wrong first, in a few words."""
     bad = next((one for one in run.seen if not one.is_whole), None)
-    return "no error was told" if bad is None else f"{bad.status or 'no answer'}: {bad.message}"
+    return "no error was told" if bad is None else words_of(bad)
+
+
+def words_of(bad: Seen) -> str:
+    return f"{bad.status or 'no answer'}: {bad.message}"

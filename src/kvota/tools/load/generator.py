@@ -12,12 +12,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from kvota.core.clock import Clock, SystemClock
-from kvota.tools.load.asked import UNFINISHED, Asked, Seen
+from kvota.tools.load.asked import CONNECTION, UNFINISHED, Asked, Seen
+from kvota.tools.load.cut import INTERRUPTED, Cut
 from kvota.tools.load.lag import Lag, beat
 from kvota.tools.load.sender import Send
 
 IN_FLIGHT_MAX = 2048
 HEAD_START_S = 0.1  # from ready to the first moment of the plan
+GONE_AFTER_S = 30.0  # nobody was let in: there is nothing more to learn
 RETRY_S_MAX = 5.0  # a closed loop that was refused asks again after at most so long
 
 
@@ -27,11 +29,30 @@ class Run:
 
     seen: list[Seen] = field(default_factory=list)
     beats_s: list[float] = field(default_factory=list)
-    interrupted_s: float | None = None  # after so long it was stopped from outside
+    interrupted_s: float | None = None  # after so long it was stopped
+    is_gone: bool = False  # and not from outside: there was no server any more
+
+    @property
+    def cut(self) -> Cut | None:
+        """Why it was stopped; None when it came to its end."""
+        if self.interrupted_s is None:
+            return None
+        if not self.is_gone:
+            return INTERRUPTED
+        return Cut(f"nobody was let in for {GONE_AFTER_S:g} s, the server is gone", False)
 
     @property
     def lag(self) -> Lag:
         return Lag.of([one.sent_s for one in self.seen], self.beats_s)
+
+    def require_end(self) -> None:
+        """Raises CancelledError where the run was interrupted, for whoever kept what it saw."""
+        if self.cut is INTERRUPTED:
+            raise asyncio.CancelledError
+
+
+class _Gone(Exception):
+    """Nobody was let in for GONE_AFTER_S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,7 @@ class Generator:
         self._clock = clock or SystemClock()
         self._in_flight_max = in_flight_max
         self._on_ended = on_ended
+        self._unheard_since_s: float | None = None  # the first of only failures to connect
 
     async def offer(
         self, asked: Iterable[Asked], *, duration_s: float, drain_s: float, keeps: bool = False
@@ -66,15 +88,20 @@ class Generator:
 
         `asked` is in order of time, and read one ahead, so that prompts need not all exist at once.
         With `keeps` a cancellation (Ctrl-C) ends the run instead: what was seen until then counts,
-        and what is open is given up.
+        and what is open is given up. So does a server that is gone.
         """
         run = Run()
         async with self._measured(run):
             origin_s = self._clock.now() + HEAD_START_S
             sent: list[_Sent] = []
             try:
-                await self._send_all(asked, origin_s, origin_s + duration_s + drain_s, sent)
+                await self._send_all(
+                    asked, origin_s, origin_s + duration_s + drain_s, sent, ends_gone=keeps
+                )
                 run.seen = [await _end_of(one) for one in sent]
+            except _Gone:
+                run.interrupted_s, run.is_gone = self._clock.now() - origin_s, True
+                run.seen = await _cut(sent, run.interrupted_s)
             except asyncio.CancelledError:
                 if not keeps:
                     raise
@@ -83,12 +110,16 @@ class Generator:
         return run
 
     async def _send_all(
-        self, asked: Iterable[Asked], origin_s: float, until_s: float, sent: list[_Sent]
-    ) -> None:
+        self, asked: Iterable[Asked], origin_s: float, until_s: float, sent: list[_Sent], *,
+        ends_gone: bool,
+    ) -> None:  # fmt: skip
+        """Raises _Gone, if it is to, once nobody was let in for long."""
         places = asyncio.Semaphore(self._in_flight_max)
         for one in asked:
             due_s = origin_s + one.scheduled_s
             await self._sleep_until(due_s)
+            if ends_gone and self._unheard_s > GONE_AFTER_S:
+                raise _Gone
             outcome: asyncio.Task[Seen] | Seen
             if await self._has_place(places, until_s):
                 outcome = asyncio.create_task(self._follow(one, origin_s, until_s, places))
@@ -103,10 +134,12 @@ class Generator:
         *,
         seconds: float,
         num_max: int | None = None,
+        keeps: bool = False,
     ) -> Run:
         """Keep `num_open` requests open for so long, or until `num_max` were sent.
 
-        What is open after `seconds` is given up. `scheduled_s` is when each was sent.
+        What is open after `seconds` is given up. `scheduled_s` is when each was sent. With `keeps`
+        a cancellation ends the run instead, and only what has ended until then was seen.
         """
         run = Run()
         origin_s = self._clock.now()
@@ -126,7 +159,12 @@ class Generator:
                     await asyncio.sleep(min(seen.retry_after_s or 0.1, RETRY_S_MAX))
 
         async with self._measured(run):
-            await asyncio.gather(*(one_after_another() for _ in range(num_open)))
+            try:
+                await asyncio.gather(*(one_after_another() for _ in range(num_open)))
+            except asyncio.CancelledError:
+                if not keeps:
+                    raise
+                run.interrupted_s = self._clock.now() - origin_s
         return run
 
     @asynccontextmanager
@@ -148,8 +186,17 @@ class Generator:
             seen = await self._sender.send(one, origin_s, until_s)
         finally:
             places.release()
+        if seen.status is not None or seen.code != CONNECTION:
+            self._unheard_since_s = None
+        elif self._unheard_since_s is None:
+            self._unheard_since_s = self._clock.now()
         self._on_ended(seen)
         return seen
+
+    @property
+    def _unheard_s(self) -> float:
+        since_s = self._unheard_since_s
+        return 0.0 if since_s is None else self._clock.now() - since_s
 
     async def _has_place(self, places: asyncio.Semaphore, until_s: float) -> bool:
         """False when the run is over before there is one."""

@@ -6,12 +6,13 @@ it was the machine and not the neighbours. Judged are p99 of TTFT and of the lon
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
 from kvota.tools.load.asked import Seen
 from kvota.tools.load.bench import Bench
+from kvota.tools.load.cut import Cut, kept_until_cut
 from kvota.tools.load.generator import Run
 from kvota.tools.load.percentiles import Spread, percentile
 from kvota.tools.load.schedule import Shape
@@ -45,27 +46,28 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The result of the mode: alone, beside long ones, alone again."""
+    """The result of the mode: alone, beside long ones, alone again; None from where it was cut."""
 
     rate_rps: float
     long_at_once: int
     long_alone_s: float
-    alone: Phase
-    beside: Phase
-    again: Phase
+    alone: Phase | None
+    beside: Phase | None
+    again: Phase | None
+    cut: Cut | None = None
 
     @property
     def phases(self) -> Sequence[Phase]:
-        return self.alone, self.beside, self.again
+        return [one for one in (self.alone, self.beside, self.again) if one is not None]
 
     @property
     def ttft_ratio(self) -> float:
         """p99 beside long ones over the higher of the two lone p99."""
-        return _ratio(self.beside.ttft, self.alone.ttft, self.again.ttft)
+        return _ratio(self.beside, self.alone, self.again, lambda one: one.ttft)
 
     @property
     def stall_ratio(self) -> float:
-        return _ratio(self.beside.stall, self.alone.stall, self.again.stall)
+        return _ratio(self.beside, self.alone, self.again, lambda one: one.stall)
 
     @property
     def complaint(self) -> str | None:
@@ -79,9 +81,9 @@ class Isolation:
 
     @property
     def is_good(self) -> bool:
-        is_served = self.beside.num_unserved == 0
+        is_served = self.beside is not None and self.beside.num_unserved == 0
         is_near = max(self.ttft_ratio, self.stall_ratio) <= RATIO_MAX
-        return self.complaint is None and is_served and is_near
+        return self.complaint is None and self.cut is None and is_served and is_near
 
     def report(self, facts: Mapping[str, str]) -> Report:
         bars = [
@@ -105,6 +107,8 @@ class Isolation:
     def _verdict(self) -> str:
         if self.complaint:
             return f"Refused: {self.complaint}"
+        if self.beside is None or self.cut is not None:
+            return f"{len(self.phases)} of 3 parts were measured, too few to compare."
         word = "Isolated" if self.is_good else "Not isolated"
         return (
             f"{word}: beside {self.long_at_once} long, p99 TTFT of short requests is "
@@ -135,13 +139,21 @@ async def isolation(
     rate = rate_rps or UTILISATION / alone_s
     long_alone = await bench.alone("a long one alone", long, 1)
     parts = _Parts(bench, short, long, rate)
+    phases: list[Phase] = []
+    with kept_until_cut() as end:
+        phases.append(await parts.run("alone", seconds / 2, 0))
+        phases.append(await parts.run(f"{long_at_once} long", seconds, long_at_once))
+        phases.append(await parts.run("alone again", seconds / 2, 0))
+    end.require(phases)
+    alone, beside, again = [*phases, None, None][:3]
     return Isolation(
         rate_rps=rate,
         long_at_once=long_at_once,
         long_alone_s=long_alone[0].ended_s,
-        alone=await parts.run("alone", seconds / 2, 0),
-        beside=await parts.run(f"{long_at_once} long", seconds, long_at_once),
-        again=await parts.run("alone again", seconds / 2, 0),
+        alone=alone,
+        beside=beside,
+        again=again,
+        cut=end.cut,
     )
 
 
@@ -159,9 +171,12 @@ class _Parts:
         long_runs = asyncio.create_task(
             self.bench.keep(name, self.long, num_long, seconds=LEAD_S + seconds)
         )
-        await asyncio.sleep(LEAD_S)
-        short_run = await self._offer(name, seconds)
-        return _phase(name, short_run, (await long_runs).seen)
+        try:
+            await asyncio.sleep(LEAD_S)
+            short_run = await self._offer(name, seconds)
+            return _phase(name, short_run, (await long_runs).seen)
+        finally:
+            long_runs.cancel()  # where it is still under way, this part was cut
 
     async def _offer(self, name: str, seconds: float) -> Run:
         return await self.bench.offer(
@@ -187,11 +202,20 @@ def _phase(name: str, short: Run, long: Sequence[Seen]) -> Phase:
     )
 
 
-def _ratio(beside: Spread | None, alone: Spread | None, again: Spread | None) -> float:
-    lone = max((one.p99 for one in (alone, again) if one is not None), default=nan)
+def _ratio(
+    beside: Phase | None,
+    alone: Phase | None,
+    again: Phase | None,
+    spread: Callable[[Phase], Spread | None],
+) -> float:
     if beside is None:
+        return nan
+    lone = [spread(one) for one in (alone, again) if one is not None]
+    highest = max((one.p99 for one in lone if one is not None), default=nan)
+    near = spread(beside)
+    if near is None:
         return inf  # nobody was served
-    return beside.p99 / lone if lone > 0 else nan
+    return near.p99 / highest if highest > 0 else nan
 
 
 def _cells(one: Phase) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import msgspec
 
 from kvota.core.clock import Clock, SystemClock
 from kvota.core.request import Band
-from kvota.tools.load.asked import UNFINISHED, Asked, Seen
+from kvota.tools.load.asked import CONNECTION, UNFINISHED, Asked, Seen
 from kvota.tools.load.stream import StreamRecord
 from kvota.tools.server import authorization, root_of
 
@@ -112,7 +112,7 @@ class Sender:
             else:
                 record.fail("client_timeout", f"no end within {self._timeout_s:g} s")
         except aiohttp.ClientError as error:
-            record.fail("connection", f"{type(error).__name__}: {error}")
+            record.fail(CONNECTION, f"{type(error).__name__}: {error}")
         return record.seen(asked, sent_s=now - due_s)
 
     def body(self, asked: Asked) -> bytes:

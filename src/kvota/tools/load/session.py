@@ -1,7 +1,7 @@
 """One run of `kvota bench`: find the server, load it, and hand back what was found."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from kvota import __version__
 from kvota.core.clock import SystemClock
 from kvota.tools.load.bench import Bench, Watch
+from kvota.tools.load.cut import Cut
 from kvota.tools.load.gauges import GaugePage
 from kvota.tools.load.loopback import check_host
 from kvota.tools.load.target import find_target
@@ -29,10 +30,19 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a mode found: a dataclass for the JSON, and the page."""
+    """What a mode found: a dataclass for the JSON, and the page. `cut`: why it is not all."""
 
     result: object
     report: Report
+    cut: Cut | None = None
+
+    @classmethod
+    def of(cls, result: object, report: Report, cut: Cut | None) -> "Finding":
+        """Where it was cut, the page says so first."""
+        if cut is None:
+            return cls(result, report)
+        verdict = f"Incomplete, {cut.reason}. {report.verdict}".rstrip()
+        return cls(result, replace(report, verdict=verdict, is_bad=True), cut)
 
     @property
     def is_good(self) -> bool:
@@ -46,6 +56,7 @@ class Finding:
             "title": report.title,
             "verdict": report.verdict,
             "is_good": self.is_good,
+            "incomplete": None if self.cut is None else self.cut.reason,
             "facts": dict(report.facts),
             "result": asdict(self.result),
         }

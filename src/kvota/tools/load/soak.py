@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from kvota.tools.load.bench import Bench, NothingServed, first_error
+from kvota.tools.load.asked import Seen
+from kvota.tools.load.bench import Bench, NothingServed, first_error, words_of
+from kvota.tools.load.cut import Cut
 from kvota.tools.load.gauges import Gauges
 from kvota.tools.load.generator import Run
 from kvota.tools.load.leak import Trend, trend
@@ -70,6 +72,9 @@ class Soak:
     kv_before: float | None
     kv_after: float | None
     complaint: str | None
+    num_failed: int = 0  # neither served nor refused
+    first_error: str = ""
+    cut: Cut | None = None  # why it was not longer
 
     @property
     def kv_first_used_bytes(self) -> float:
@@ -88,7 +93,8 @@ class Soak:
         """Nothing is known to be wrong, and nothing that could be told is undecided."""
         trends = [one for one in (self.memory_trend, self.ttft_trend) if one is not None]
         is_fine = all(one.verdict.is_good for one in trends)
-        return self.complaint is None and is_fine and self.is_kv_back is not False
+        is_whole = self.cut is None and self.num_failed == 0
+        return self.complaint is None and is_whole and is_fine and self.is_kv_back is not False
 
 
 async def soak(
@@ -99,7 +105,10 @@ async def soak(
     rate_rps: float | None = None,
     read_memory: ReadMemory = lambda: None,
 ) -> Soak:
-    """Load for so long, then an idle moment. Raises NothingServed."""
+    """Load for so long, then an idle moment. Raises NothingServed.
+
+    Where it is cut, judged is what was seen until then.
+    """
     bench.target.check_length(shape.prompt.most, shape.output.most)
     alone = await measure_alone(bench, shape)
     rate = rate_rps or UTILISATION / alone.total_s
@@ -117,7 +126,7 @@ async def _load(
 ) -> Run:
     looking = asyncio.create_task(_look_on(bench, looks, min(LOOK_S, seconds / LOOKS_MIN), read))
     try:
-        return await bench.offer("soak", shape, rate, seconds=seconds, drain_s=DRAIN_S)
+        return await bench.offer("soak", shape, rate, seconds=seconds, drain_s=DRAIN_S, keeps=True)
     finally:
         looking.cancel()
         with suppress(asyncio.CancelledError):
@@ -148,8 +157,9 @@ def _judged(
     if ttft is None:
         raise NothingServed(f"Not one request was served: {first_error(run)}")
     memory = looks.memory_bytes
+    failed = [one for one in run.seen if _is_failed(one, run)]
     return Soak(
-        minutes=minutes,
+        minutes=minutes if run.interrupted_s is None else run.interrupted_s / 60,
         rate_rps=rate,
         num_sent=len(run.seen),
         num_whole=sum(one.is_whole for one in run.seen),
@@ -161,7 +171,16 @@ def _judged(
         kv_before=before.kv_share,
         kv_after=after.kv_share,
         complaint=run.lag.complaint(ttft.p50, ttft.p99),
+        num_failed=len(failed),
+        first_error=words_of(failed[0]) if failed else "",
+        cut=run.cut,
     )
+
+
+def _is_failed(one: Seen, run: Run) -> bool:
+    """Neither served, nor refused, nor given up when the run was cut."""
+    is_given_up = one.is_unfinished and run.cut is not None
+    return not (one.is_whole or one.is_refused or is_given_up)
 
 
 def memory_growth_min(memory: Sequence[tuple[float, float]]) -> float:

@@ -30,7 +30,7 @@ def soak_report(result: Soak, facts: Mapping[str, str]) -> Report:
     """The page of a soak."""
     facts = {
         **facts,
-        "load": f"{result.rate_rps:.3g} requests/s for {result.minutes:g} minutes",
+        "load": f"{result.rate_rps:.3g} requests/s for {result.minutes:.3g} minutes",
         "served": f"{result.num_whole} of {result.num_sent}",
     }
     section = Section("Does it only grow?", HOW, _table(result), _charts(result))
@@ -56,8 +56,15 @@ def verdict(result: Soak) -> str:
         case False:
             assert result.kv_after is not None
             answers.append(f"KV memory is not back: {share(result.kv_after)} is still in use.")
+        case None if result.kv_before is not None:
+            answers.append("How much KV memory is in use at the end could not be read.")
         case None:
             answers.append("The server does not say how much KV memory is in use.")
+    if result.num_failed:
+        answers.append(
+            f"{result.num_failed} of {result.num_sent} requests failed, the first: "
+            f"{result.first_error.rstrip('.')}."
+        )
     return " ".join(answers)
 
 

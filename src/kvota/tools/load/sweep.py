@@ -15,6 +15,7 @@ from statistics import median
 
 from kvota.tools.load.bench import Bench
 from kvota.tools.load.capacity import Cap, cap_for
+from kvota.tools.load.cut import Cut, kept_until_cut
 from kvota.tools.load.knee import Knee, Search, Trial, has_held, knee_of, next_rate
 from kvota.tools.load.measure import Measured, Slo, measure
 from kvota.tools.load.percentiles import percentile
@@ -67,10 +68,11 @@ class Sweep:
     safe: Sequence[Measured] = ()  # at the recommended rate
     cap: Cap | None = None
     complaint: str | None = None
+    cut: Cut | None = None  # why there are no more trials
 
     @property
     def is_good(self) -> bool:
-        return self.complaint is None and self.knee is not None
+        return self.complaint is None and self.cut is None and self.knee is not None
 
 
 @dataclass(slots=True)
@@ -92,26 +94,25 @@ class GeneratorLate(Exception):
 
 
 async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
-    """Find the knee, recommend a rate, measure it, and derive the cap from that."""
+    """Find the knee, recommend a rate, measure it, and derive the cap from that.
+
+    Where it is cut, the trials until then are there, and nothing is recommended.
+    """
     shape, slo = options.shape, options.slo
     bench.target.check_length(shape.prompt.most, shape.output.most)
     alone = await measure_alone(bench, shape)
     if not alone.is_good(slo):
         return Sweep(slo, alone, [], None)
-    search = _search(options, alone)
     trials = _Trials()
+    safe: list[Measured] = []
     try:
-        while (rate := next_rate(search, trials.judged)) is not None:
-            trials.measured.append(await trial(bench, options, alone, rate, len(trials.measured)))
-        knee = knee_of(trials.judged)
-        if knee is None:
-            return Sweep(slo, alone, trials.measured, None)
-        safe = [
-            await trial(bench, options, alone, knee.safe_rps, ("safe", number))
-            for number in range(options.repeats)
-        ]
+        with kept_until_cut() as end:
+            await _search_and_prove(bench, options, alone, trials, safe)
     except GeneratorLate as late:
         return Sweep(slo, alone, trials.measured, knee_of(trials.judged), complaint=str(late))
+    knee = knee_of(trials.judged)
+    if end.cut is not None or knee is None:
+        return Sweep(slo, alone, trials.measured, knee, safe, cut=end.cut)
     if not _is_safe(safe):
         return Sweep(slo, alone, trials.measured, knee, safe, complaint=_unsteady(knee, safe))
     cap = cap_for(
@@ -121,6 +122,20 @@ async def sweep(bench: Bench, options: SweepOptions) -> Sweep:
         idle_ttft_s=alone.ttft_s,
     )
     return Sweep(slo, alone, trials.measured, knee, safe, cap)
+
+
+async def _search_and_prove(
+    bench: Bench, options: SweepOptions, alone: Alone, trials: _Trials, safe: list[Measured]
+) -> None:
+    """Adds the trials until the knee is known, and then those at the recommended rate."""
+    search = _search(options, alone)
+    while (rate := next_rate(search, trials.judged)) is not None:
+        trials.measured.append(await trial(bench, options, alone, rate, len(trials.measured)))
+    knee = knee_of(trials.judged)
+    if knee is None:
+        return
+    for number in range(options.repeats):
+        safe.append(await trial(bench, options, alone, knee.safe_rps, ("safe", number)))
 
 
 def _is_safe(safe: Sequence[Measured]) -> bool:

@@ -57,6 +57,8 @@ def verdict(result: Sweep) -> str:
     """One or two sentences."""
     if result.complaint:
         return f"Refused: {result.complaint}"
+    if result.cut is not None:
+        return _until_cut(result)
     if result.knee is None:
         tpot = result.alone.tpot_s
         return (
@@ -73,6 +75,17 @@ def verdict(result: Sweep) -> str:
         return text + "."
     settings = ", ".join(f"{name} = {value}" for name, value in cap.settings.items())
     return f"{text}: {settings}."
+
+
+def _until_cut(result: Sweep) -> str:
+    """Of a knee that was not proven; nothing to plan with."""
+    if not result.trials:
+        return f"Alone, a request has TTFT {ms(result.alone.ttft_s)} ms. No rate was tried."
+    if result.knee is None:
+        return "No rate has held until then."
+    failed = result.knee.failed_rps
+    until = f", {failed:.3g} did not" if failed else ""
+    return f"{result.knee.rate_rps:.3g} requests/s held until then{until}."
 
 
 def trial_cells(one: Measured, note: str = "") -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvota.tools.load.bench import Bench, NothingServed, first_error
+from kvota.tools.load.cut import Cut, kept_until_cut
 from kvota.tools.load.flattening import GAIN_MIN, flattening_point
 from kvota.tools.load.generator import Run
 from kvota.tools.load.measure import tokens_within
@@ -36,7 +37,8 @@ class Throughput:
     """The result of the mode."""
 
     rows: Sequence[Row]
-    flat_from: int | None  # batch; None: it still rose
+    flat_from: int | None  # batch; None: it still rose, or was cut
+    cut: Cut | None = None  # why there are no larger batches
 
     @property
     def complaint(self) -> str | None:
@@ -76,6 +78,8 @@ class Throughput:
             return f"Refused: {self.complaint}"
         best = max(self.rows, key=lambda row: row.output_tokens_per_s)
         speed = f"{number(best.output_tokens_per_s)} output tokens/s at {best.batch} at once"
+        if self.cut is not None:
+            return f"At most {speed}."
         if self.flat_from is None:
             return f"At most {speed}. It was still rising: try larger batches with --batches."
         return f"At most {speed}. From {self.flat_from} at once, more bring little but waiting."
@@ -91,11 +95,15 @@ async def throughput(
 ) -> Throughput:
     """`seconds` of each batch, the first quarter not judged."""
     bench.target.check_length(shape.prompt.most, shape.output.most)
-    rows = []
-    for batch in sorted(set(batches)):
-        run = await bench.keep(f"{batch} at once", shape, batch, seconds=seconds)
-        rows.append(_row(batch, run, seconds))
-        await bench.wait_idle()
+    rows: list[Row] = []
+    with kept_until_cut() as end:
+        for batch in sorted(set(batches)):
+            run = await bench.keep(f"{batch} at once", shape, batch, seconds=seconds)
+            rows.append(_row(batch, run, seconds))
+            await bench.wait_idle()
+    end.require(rows)
+    if end.cut is not None:
+        return Throughput(rows, None, end.cut)
     rates = {row.batch: row.output_tokens_per_s for row in rows if row.output_tokens_per_s > 0}
     return Throughput(rows, flattening_point(rates))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvota.core.clock import Clock
 from kvota.tools.load.asked import Seen
+from kvota.tools.load.cut import Cut
 from kvota.tools.load.generator import IN_FLIGHT_MAX, Generator
 from kvota.tools.load.measure import Measured, Slo, measure
 from kvota.tools.load.target import Target
@@ -25,7 +26,8 @@ class Replayed:
     seen: list[Seen]
     measured: Measured
     refusal: str | None
-    interrupted_s: float | None = None  # after so long it was stopped from outside
+    interrupted_s: float | None = None  # after so long it was stopped
+    cut: Cut | None = None  # for this reason
 
     @property
     def cached_share(self) -> float | None:
@@ -49,7 +51,8 @@ async def replay(
     """Send every request at its time and follow all to their ends.
 
     What is open `drain_s` seconds after the last was due is given up and counts as unfinished. A
-    cancellation (Ctrl-C) ends the replay there; judged is what was due until then.
+    cancellation (Ctrl-C) ends the replay there, and so does a server that is gone; judged is what
+    was due until then.
     """
     window_s = plan.recorded.window_s
     async with TenantSender(target, keys) as sender:
@@ -60,7 +63,7 @@ async def replay(
     offered_rps = len(run.seen) / window_s
     measured = measure(run.seen, offered_rps, (0.0, window_s), slo, run.lag)
     refusal = refusal_of(measured)
-    return Replayed(plan, target, slo, run.seen, measured, refusal, run.interrupted_s)
+    return Replayed(plan, target, slo, run.seen, measured, refusal, run.interrupted_s, run.cut)
 
 
 def refusal_of(measured: Measured) -> str | None:

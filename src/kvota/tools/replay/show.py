@@ -35,6 +35,7 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
         "slo": asdict(replayed.slo),
         "refused": replayed.refusal,
         "interrupted_s": replayed.interrupted_s,
+        "incomplete": None if replayed.cut is None else replayed.cut.reason,
         "measured": None if replayed.refusal else asdict(replayed.measured),
         "lag": asdict(replayed.measured.lag),
         "cached_share": replayed.cached_share,
@@ -106,8 +107,8 @@ def verdict(replayed: Replayed) -> str:
     if replayed.refusal is not None:
         return f"Refused: {replayed.refusal}"
     measured = replayed.measured
-    cut = replayed.interrupted_s
-    begin = "" if cut is None else f"Interrupted after {cut:,.1f} s; until then: "
+    cut, after_s = replayed.cut, replayed.interrupted_s
+    begin = "" if cut is None else f"Incomplete after {after_s:,.1f} s, {cut.reason}; until then: "
     missed = " The target rate was missed." if measured.is_rate_missed else ""
     return (
         f"{begin}{share(measured.attainment)} of {measured.num_due:,} requests were good "
