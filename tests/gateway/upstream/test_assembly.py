@@ -73,6 +73,15 @@ def test_tool_calls_are_found_by_their_index() -> None:
     assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"a": '{"}'}
 
 
+def test_tool_calls_may_be_null_before_they_come() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = message(
+        delta(role="assistant", content=None, tool_calls=None), delta(tool_calls=[call]),
+        delta(finish="tool_calls"),
+    )  # fmt: skip
+    assert [one["id"] for one in said["tool_calls"]] == ["c"]
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_reasoning_is_joined_beside_the_content(name: str) -> None:
     said = message(delta(**{name: "th"}), delta(**{name: "ink", "content": None}),

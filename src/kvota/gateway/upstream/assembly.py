@@ -52,7 +52,8 @@ class Assembler:
 
     def add(self, value: bytes) -> None:
         self.num_bytes += len(value)
-        self._join_texts()
+        if self._texts:
+            self._join_texts()
         chunk: dict[str, Any] = msgspec.json.decode(value)
         for part in chunk.pop("choices", ()):
             index = part.get("index", 0)
@@ -67,38 +68,40 @@ class Assembler:
     def add_texts(self, choice: int, field: str, texts: Sequence[str], num_bytes: int) -> None:
         """Chunks like one that was added, but for their text (`likeness.py`)."""
         self.num_bytes += num_bytes
-        if self._texts_of != (choice, field):
+        if self._texts and self._texts_of != (choice, field):
             self._join_texts()
-            self._texts_of = choice, field
+        self._texts_of = choice, field
         self._texts += texts
 
     def body(self, usage: Mapping[str, Any]) -> AssembledBody:
         """Raises msgspec.MsgspecError when the top level is not what it must be."""
-        self._join_texts()
+        if self._texts:
+            self._join_texts()
         choices = [_finished(self._choices[index]) for index in sorted(self._choices)]
         kind = str(self._head.get("object", "")).removesuffix(".chunk")
         fields = {**self._head, "object": kind, "choices": choices, "usage": dict(usage)}
         return msgspec.convert(fields, AssembledBody)
 
     def _join_texts(self) -> None:
-        if self._texts:
-            choice, field = self._choices[self._texts_of[0]], self._texts_of[1]
-            holder = choice["delta"] if field == "content" else choice
-            _merge(holder, {field: "".join(self._texts)})
-            self._texts.clear()
+        choice, field = self._choices[self._texts_of[0]], self._texts_of[1]
+        holder = choice["delta"] if field == "content" else choice
+        holder[field] = (holder.get(field) or "") + "".join(self._texts)
+        self._texts.clear()
 
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     for name, value in part.items():
-        if value is None:
-            whole.setdefault(name, None)
-            continue
         old: Any = whole.get(name)
-        if name == "tool_calls":
-            _merge_calls(whole.setdefault(name, []), value)
+        if value is None:
+            whole[name] = old
         elif type(value) is dict:
-            merged = whole[name] = old if type(old) is dict else {}
-            _merge(merged, value)
+            if type(old) is not dict:
+                old = whole[name] = {}
+            _merge(old, value)
+        elif name == "tool_calls":
+            if old is None:
+                old = whole[name] = []
+            _merge_calls(old, value)
         elif type(old) is type(value) and (name in _JOINED or type(value) is list):
             whole[name] = old + value  # two texts, or two lists
         else:

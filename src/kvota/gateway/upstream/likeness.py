@@ -73,15 +73,14 @@ class Likeness:
         head, tail, begin, num_tail = self._head, self._tail, self._num_head, self._num_tail
         found: list[bytes] = []
         for value in islice(values, at, None):
-            end = len(value) - num_tail
-            if not (0 < begin < end and value.startswith(head) and value.endswith(tail)):
+            if not (value.startswith(head) and value.endswith(tail)):
                 break
-            found.append(value[begin:end])
+            found.append(value[begin:-num_tail])  # empty where the two overlap
         if not found:
             return []
         together = _BETWEEN.join(found)
         num_not_plain = len(together) - len(together.translate(None, _NOT_PLAIN))
-        if num_not_plain != len(found) - 1:
+        if num_not_plain != len(found) - 1 or b"" in found:
             return self._texts_one_by_one(values, at)
         try:
             return together.decode().split(_BETWEEN.decode())

@@ -112,7 +112,6 @@ class Passage:
         self._usage: bytes | None = None  # the usage object, as it came
         self._like: bytes | None = None  # a chunk of this stream
         self.likeness = Likeness()  # of chunks that are counted and changed alike
-        self.alike_text: str | None = None  # of the chunk taken last, if it was one of those
         self._hides_null = False  # their usage, which is null
         self._renamings: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -125,8 +124,7 @@ class Passage:
         """What the client gets for it, if anything. Raises BrokenEvent, ErrorEvent, or whatever
         the filter raises.
         """
-        self.alike_text = self.likeness.text(value)
-        if self.alike_text is not None:
+        if self.likeness.text(value) is not None:
             return self._take_alike(value, now)
         if value == DONE:
             self.is_done = True
@@ -154,11 +152,12 @@ class Passage:
 
         Their texts, for who has no use for the chunks; none where `take` has to look.
         """
-        likeness, tally = self.likeness, self.tally
-        texts = likeness.texts(values, at)
-        if not texts or likeness.choice in tally.finish_reasons:
+        likeness = self.likeness
+        if likeness.choice in self.tally.finish_reasons:
             return []
-        self._count_alike(len(texts), now)
+        texts = likeness.texts(values, at)
+        if texts:
+            self._count_alike(len(texts), now)
         return texts
 
     def _count_alike(self, num_tokens: int, now: float) -> None:
