@@ -93,6 +93,14 @@ backends = ["b", "node"]
         ('[[backends]]\nname = "c"\nmax_model_len = 0', "max_model_len is 0"),
         ('[[backends]]\nname = "c"\nidle_timeout_s = inf', "idle_timeout_s is inf"),
         ('[[backends]]\nname = "c"\nunix_socket = ""', "unix_socket is empty"),
+        (
+            '[[models]]\nname = "m"\nbackends = ["a"]\nfallback_waiting = 0',
+            "model m: fallback_waiting is 0; it must be at least 1",
+        ),
+        (
+            '[[models]]\nname = "m"\nbackends = ["a"]\nfallback_kv_usage = 90.0',
+            "model m: fallback_kv_usage is 90.0; it must be above 0 and at most 1",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(text: str, said: str) -> None:

@@ -60,10 +60,7 @@ def check_tasks(fleet: Fleet, known: Collection[str]) -> None:
 
 def _check_backend(backend: BackendEntry) -> None:
     where = f"backend {backend.name}"
-    if not 0 < backend.kv_share <= 1:
-        raise ConfigError(
-            f"{where}: kv_share is {backend.kv_share}; it must be above 0 and at most 1."
-        )
+    _require_share(backend, "kv_share", where)
     for name in ("kv_tokens", "max_model_len"):
         _require_count(backend, name, where)
     for name in ("first_byte_timeout_s", "idle_timeout_s"):
@@ -81,6 +78,8 @@ def _check_model(model: ModelEntry, backends: Sequence[str]) -> None:
         raise ConfigError(f"{where}: the name {AUTO} is taken; it means a model by task.")
     if bool(model.backends) == bool(model.versions):
         raise ConfigError(f"{where} needs either backends or versions.")
+    _require_share(model, "fallback_kv_usage", where)
+    _require_count(model, "fallback_waiting", where)
     _require_names([one.name for one in model.versions], "version", f" of {where}")
     for version in model.all_versions():
         if not version.backends:
@@ -97,6 +96,12 @@ def _require_count(settings: msgspec.Struct, name: str, where: str) -> None:
     value = getattr(settings, name)
     if value is not None and value < 1:
         raise ConfigError(f"{where}: {name} is {value}; it must be at least 1.")
+
+
+def _require_share(settings: msgspec.Struct, name: str, where: str) -> None:
+    value = getattr(settings, name)
+    if value is not None and not 0 < value <= 1:
+        raise ConfigError(f"{where}: {name} is {value}; it must be above 0 and at most 1.")
 
 
 def _require_names(names: Sequence[str], kind: str, of: str = "") -> None:
