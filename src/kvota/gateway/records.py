@@ -4,10 +4,13 @@ No prompt, no answer and no key is in any of them.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from kvota.core.errors import Outcome
 from kvota.core.request import Band
+from kvota.edge.trust import Course
 from kvota.gateway.calls import Call, Work
 from kvota.gateway.entrance import Entrance
 from kvota.gateway.metrics import GatewayMetrics
@@ -20,6 +23,48 @@ from kvota.telemetry.trace import RequestTimes, Tracing
 BLOCK_SIZE: Final = 16  # tokens: the unit in which usage counts what was held
 _BANDS: Final = {band: band.name.lower() for band in Band}
 _REFUSED: Final = frozenset({Outcome.REFUSED, Outcome.QUEUE_TIMEOUT, Outcome.RATE_LIMITED})
+
+
+class _Durations(NamedTuple):
+    """What the journal and the log both tell, in tenths of a millisecond."""
+
+    total_s: float
+    queued_s: float | None
+    first_token_s: float | None
+    kv_block_s: float
+
+
+class _Fields(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Of a log line, in its order."""
+
+    request_id: str
+    trace_id: str | None = None
+    endpoint: str
+    model: str
+    key_id: str | None = None
+    tenant: str | None = None
+    outcome: str
+    status: int
+    code: str | None = None
+    why: str | None = None
+    streamed: bool
+    backend: str | None = None
+    version: str | None = None
+    attempts: int | None = None
+    task: str | None = None
+    inputs: int | None = None
+    fallback: str | None = None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queued_s: float | None = None
+    first_token_s: float | None = None
+    lane: str | None = None
+    band: str | None = None
+    time_per_output_token_s: float | None = None
+    num_preemptions: int | None = None
+    kv_block_s: float | None = None
+    total_s: float
 
 
 class Records:
@@ -47,9 +92,10 @@ class Records:
     def __call__(self, call: Call) -> None:
         self._entrance.note_end(call)
         self._metrics.observe(call)
+        durations = _durations(call)
         if self._journal is not None and call.work is not Work.LOOKUP:
-            self._journal.write(self._journal_line(call))
-        fields = _fields(call)
+            self._journal.write(self._journal_line(call, durations))
+        fields = _fields(call, durations)
         if self._tracing is not None and call.trace is not None:
             self._tracing.record(self._times(call, fields), call.trace)
         self._log.info("request", **fields)
@@ -92,17 +138,17 @@ class Records:
             attributes=fields,
         )
 
-    def _journal_line(self, call: Call) -> JournalLine:
+    def _journal_line(self, call: Call, durations: _Durations) -> JournalLine:
         caller = call.caller
         return JournalLine(
             v=VERSION,
             at=self._unix_time() - call.total_s,
             id=call.client_id,
             model=call.model,
-            outcome=str(call.outcome),
+            outcome=call.outcome,
             prompt_tokens=call.prompt_tokens,
             output_tokens=call.output_tokens,
-            total_s=round(call.total_s, 4),
+            total_s=durations.total_s,
             endpoint=call.endpoint,
             backend=call.backend,
             tenant="" if caller is None else caller.tenant,
@@ -111,67 +157,69 @@ class Records:
             n=call.num_choices,
             max_tokens=call.max_tokens,
             cached_tokens=call.cached_tokens,
-            queued_s=_rounded(call.queued_s),
-            first_token_s=_rounded(call.ttft_s),
-            kv_block_seconds=_rounded(call.kv_block_seconds(BLOCK_SIZE)),
+            queued_s=durations.queued_s,
+            first_token_s=durations.first_token_s,
+            kv_block_seconds=durations.kv_block_s,
             prefix=call.prefix,
         )
 
 
-def _fields(call: Call) -> dict[str, Any]:
+def _fields(call: Call, durations: _Durations) -> dict[str, Any]:
     """The log line of a request; what is absent is left out."""
     caller = call.caller
-    fields = {
-        "request_id": call.client_id,
-        "trace_id": None if call.trace is None else call.trace.trace_id,
-        "endpoint": call.endpoint,
-        "model": call.model,
-        "key_id": None if caller is None else caller.key_id,
-        "tenant": None if caller is None else caller.tenant,
-        "outcome": str(call.outcome),
-        "status": call.status,
-        "code": call.code,
-        "why": call.why,
-        "streamed": call.is_stream,
-        "backend": call.backend,
-        "version": call.version if call.version != call.model else None,
-        "attempts": call.num_attempts if call.num_attempts > 1 else None,
-        "task": call.task,
-        "inputs": call.num_inputs,
-        "fallback": call.fallback,
-        "prompt_tokens": call.prompt_tokens,
-        "cached_tokens": call.cached_tokens,
-        "output_tokens": call.output_tokens,
-        "queued_s": _rounded(call.queued_s),
-        "first_token_s": _rounded(call.ttft_s),
-        **_course(call),
-        "total_s": _rounded(call.total_s),
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    fields = _Fields(
+        request_id=call.client_id,
+        trace_id=None if call.trace is None else call.trace.trace_id,
+        endpoint=call.endpoint,
+        model=call.model,
+        key_id=None if caller is None else caller.key_id,
+        tenant=None if caller is None else caller.tenant,
+        outcome=call.outcome,
+        status=call.status,
+        code=call.code,
+        why=call.why,
+        streamed=call.is_stream,
+        backend=call.backend,
+        version=call.version if call.version != call.model else None,
+        attempts=call.num_attempts if call.num_attempts > 1 else None,
+        task=call.task,
+        inputs=call.num_inputs,
+        fallback=call.fallback,
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=call.output_tokens,
+        queued_s=durations.queued_s,
+        first_token_s=durations.first_token_s,
+        total_s=durations.total_s,
+    )
+    if call.course is None:
+        fields.lane = call.lane
+        fields.band = None if call.band is None else _BANDS[call.band]
+        fields.time_per_output_token_s = _rounded(call.time_per_output_token_s)
+        fields.kv_block_s = durations.kv_block_s or None
+    else:
+        _tell_course(fields, call.course)
+    told: dict[str, Any] = msgspec.to_builtins(fields)
+    return told
 
 
-def _course(call: Call) -> dict[str, Any]:
-    """How it went: by our own node's account, or as far as it shows from outside."""
-    course = call.course
-    if course is None:
-        held = call.kv_block_seconds(BLOCK_SIZE) or None
-        return {
-            "lane": call.lane,
-            "band": None if call.band is None else _BANDS[call.band],
-            "time_per_output_token_s": _rounded(call.time_per_output_token_s),
-            "kv_block_s": _rounded(held),
-        }
-    first_s = course.first_token_s
-    if first_s is not None and call.is_stream:
-        first_s = call.ttft_s  # as the client sees it
-    return {
-        "lane": course.lane,
-        "band": course.band,
-        "first_token_s": _rounded(first_s),
-        "time_per_output_token_s": _rounded(course.time_per_output_token_s),
-        "num_preemptions": course.num_preemptions,
-        "kv_block_s": _rounded(course.kv_block_s),
-    }
+def _tell_course(fields: _Fields, course: Course) -> None:
+    """How it went, by our own node's account. A stream's first token is as the client sees it."""
+    fields.lane, fields.band = course.lane, course.band
+    if not fields.streamed or course.first_token_s is None:
+        fields.first_token_s = _rounded(course.first_token_s)
+    fields.time_per_output_token_s = _rounded(course.time_per_output_token_s)
+    fields.num_preemptions = course.num_preemptions
+    fields.kv_block_s = _rounded(course.kv_block_s)
+
+
+def _durations(call: Call) -> _Durations:
+    return _Durations(
+        _tenths_of_ms(call.total_s),
+        _rounded(call.queued_s),
+        _rounded(call.ttft_s),
+        _tenths_of_ms(call.kv_block_seconds(BLOCK_SIZE)),
+    )
 
 
 def _since(begin_s: float, moment_s: float | None) -> float | None:
@@ -179,4 +227,9 @@ def _since(begin_s: float, moment_s: float | None) -> float | None:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
+    return None if seconds is None else _tenths_of_ms(seconds)
+
+
+def _tenths_of_ms(seconds: float) -> float:
+    """What `round(seconds, 4)` gives but for ties, at a tenth of its cost. Not below 0."""
+    return int(seconds * 10_000 + 0.5) / 10_000
