@@ -103,14 +103,16 @@ def user(content: Any) -> dict[str, Any]:
 
 
 def test_a_chat_is_its_texts_and_what_the_template_adds() -> None:
-    word = estimated_tokens(b"hello")
-    one = estimate(body(messages=[user("hello")]))
-    assert one == TOKENS_PER_CHAT + TOKENS_PER_MESSAGE + word
+    def chat(num_messages: int, num_words: int) -> int:
+        texts = estimated_tokens(num_words * b"hello")
+        return TOKENS_PER_CHAT + num_messages * TOKENS_PER_MESSAGE + texts
+
+    assert estimate(body(messages=[user("hello")])) == chat(1, 1)
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "hello"}]
-    assert estimate(body(messages=[user(parts)])) == one + word
+    assert estimate(body(messages=[user(parts)])) == chat(1, 2)
     call = {"id": "c", "type": "function", "function": {"name": "hello", "arguments": "hello"}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert estimate(body(messages=[user("hello"), said])) == one + TOKENS_PER_MESSAGE + 2 * word
+    assert estimate(body(messages=[user("hello"), said])) == chat(2, 3)
 
 
 def test_tools_count_as_they_are_written() -> None:

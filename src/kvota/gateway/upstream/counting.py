@@ -9,7 +9,7 @@ tokens of all its prompts together.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -211,9 +211,7 @@ def estimate(body: bytes) -> int:
         texts = [one.content for one in _plain_chat.decode(body).messages]
     except msgspec.ValidationError:
         return _estimate_any(body)
-    return TOKENS_PER_CHAT + sum(
-        TOKENS_PER_MESSAGE + estimated_tokens(text.encode()) for text in texts
-    )
+    return _of_chat(len(texts), texts)
 
 
 def _estimate_any(body: bytes) -> int:
@@ -224,13 +222,16 @@ def _estimate_any(body: bytes) -> int:
             estimated_tokens(one.encode()) + 1 if isinstance(one, str) else len(one)
             for one in prompts
         )
-    messages = msgspec.json.decode(fields["messages"])
+    messages = msgspec.json.decode(fields["messages"]) or []
     tools = bytes(fields.get("tools", b"null"))
-    return (
-        TOKENS_PER_CHAT
-        + sum(TOKENS_PER_MESSAGE + _message_tokens(message) for message in messages or ())
-        + (0 if tools == b"null" else estimated_tokens(tools))
-    )
+    chat = _of_chat(len(messages), _texts(messages))
+    return chat if tools == b"null" else chat + estimated_tokens(tools)
+
+
+def _of_chat(num_messages: int, texts: Iterable[str]) -> int:
+    """All texts in one look."""
+    tokens = estimated_tokens("".join(texts).encode())
+    return TOKENS_PER_CHAT + TOKENS_PER_MESSAGE * num_messages + tokens
 
 
 def prompts_of(given: Any) -> Iterator[str | Sequence[int]]:
@@ -239,12 +240,8 @@ def prompts_of(given: Any) -> Iterator[str | Sequence[int]]:
     yield from [given] if is_one else given or ()
 
 
-def _message_tokens(message: Any) -> int:
-    """All texts in a message, tool calls as well. Images are not counted: we serve text."""
-    return sum(estimated_tokens(text.encode()) for text in _texts(message))
-
-
 def _texts(value: Any) -> Iterator[str]:
+    """All that messages say, tool calls as well. Images are not counted: we serve text."""
     todo = [value]
     while todo:
         one = todo.pop()
