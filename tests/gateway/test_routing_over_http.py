@@ -11,6 +11,7 @@ import pytest
 
 from kvota.core.clock import ManualClock, SystemClock
 from kvota.core.errors import ConfigError
+from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.settings import (
     READ_ONCE,
     BackendEntry,
@@ -233,6 +234,24 @@ async def test_above_its_threshold_a_model_hands_on_instead_of_making_wait(
     assert reply.headers["x-kvota-fallback"] == "chat -> small: kv_usage at 90% or more"
     strict = await world.key(may_fall_back=False)
     assert (await world.chat(key=strict)).headers["x-kvota-backend"] == "a"
+
+
+@pytest.mark.parametrize("num_replicas", [1, 4])
+async def test_whom_a_desk_here_refuses_the_fallback_answers_and_no_retry_is_paid_for(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend, num_replicas: int
+) -> None:
+    names = [f"a{number}" for number in range(num_replicas)]
+    models = [model_of("chat", *names, fallback="small"), model_of("small", "b")]
+    full = [vllm_entry(name, a) for name in names]
+    world = await world_of(closing, *full, vllm_entry("b", b), models=models)
+    for name in names:
+        world.parts.registry[name].drain()
+    for _ in range(2 * int(RetrySettings().budget_burst)):
+        reply = await world.chat()
+        assert (reply.status, reply.headers["x-kvota-backend"]) == (200, "b")
+        assert "refused" in reply.headers["x-kvota-fallback"]
+    assert not a.generations
+    assert await world.metrics("kvota_gateway_retry_budget") == RetrySettings().budget_burst
 
 
 async def test_auto_means_the_model_for_the_task(

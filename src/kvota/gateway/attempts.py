@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, NotFound, Refused
+from kvota.core.errors import ClientClosed, NotFound, Refusal, Refused
 from kvota.edge.arrival import Arrival
 from kvota.edge.exchange import Exchange, beside
 from kvota.edge.trust import told
@@ -326,4 +326,7 @@ def verdict_of(error: BaseException) -> Failure | None:
         if known is not None:
             return known
         return failure_of_status(error.backend_status or 500) or Failure.ERROR
-    return Failure.BUSY if isinstance(error, Refused) else None
+    if isinstance(error, Refused):
+        has_waited = error.reason is Refusal.QUEUE_TIMEOUT
+        return Failure.BUSY if has_waited else Failure.REFUSED
+    return None

@@ -92,7 +92,7 @@ class Dispatcher:
         wanted = _wanted(route, asked, call)
         standing = list(exchange.headers)
         error: KvotaError | None = None
-        for one in chain:
+        for num_behind, one in zip(reversed(range(len(chain))), chain, strict=True):
             if one is not route and why is None:
                 why = _why_not(error)
             while (target := self._pick(one, wanted, attempts)) is not None:
@@ -101,6 +101,8 @@ class Dispatcher:
                 error = await self._attempt(target, asked, exchange, call, rules, attempts)
                 if error is None:
                     return
+                if isinstance(error, Refused) and attempts.num_left <= num_behind:
+                    break  # full: what is left is for the models behind
         raise error or nobody(chain, now)
 
     def _pick(self, route: Route, wanted: _Wanted, attempts: Attempts) -> Target | None:

@@ -92,6 +92,17 @@ def test_a_request_has_so_many_attempts_over_all_backends_and_models() -> None:
     assert attempts.tried == ["a", "b", "c"]
 
 
+def test_a_refusal_of_our_own_desk_costs_no_retry() -> None:
+    attempts = new_attempts()
+    for backend in ("a", "b"):
+        attempts.begin(backend)
+        assert attempts.after(Failure.REFUSED, content_sent=False, now=0.0) is None
+    assert attempts.num_left == 1
+    assert attempts.budget.tokens(0.0) == SETTINGS.budget_burst
+    attempts.begin("c")
+    assert attempts.after(Failure.REFUSED, content_sent=False, now=0.0) is Stop.ATTEMPTS
+
+
 def test_nothing_is_repeated_past_the_deadline() -> None:
     attempts = new_attempts(deadline_s=5.0)
     attempts.begin("a")
@@ -164,6 +175,7 @@ def test_a_quiet_service_may_retry_now_and_then() -> None:
         (Failure.LOST, True, Blame.FAILED),
         (Failure.BUSY, False, Blame.HELD),
         (Failure.BUSY, True, Blame.FAILED),
+        (Failure.REFUSED, False, Blame.NOTHING),
         (Failure.MISCONFIGURED, False, Blame.SHUT),
         (Failure.NOT_OFFERED, False, Blame.SHUT),
         (Failure.CLIENT_ERROR, False, Blame.NOTHING),

@@ -7,6 +7,8 @@
     GARBLED              yes     failed    an answer that is not what the API promises
     ERROR                yes     failed    5xx, or an error event before any content
     BUSY                 yes     held      429, or 503 with Retry-After: leave it alone until then
+    REFUSED              free    nothing   the desk that the gateway keeps for it said no to this
+                                           request: nothing was sent, so there is nothing to retry
     MISCONFIGURED        yes     shut      401, 402, 403, 407 from the backend: the operator's
                                            mistake, never shown to the client
     NOT_OFFERED          yes     shut      404, 405: no such model or path there
@@ -46,6 +48,7 @@ class Failure(StrEnum):
     GARBLED = "garbled"
     ERROR = "error"
     BUSY = "busy"
+    REFUSED = "refused"
     MISCONFIGURED = "misconfigured"
     NOT_OFFERED = "not_offered"
     CLIENT_ERROR = "client_error"
@@ -66,6 +69,7 @@ class Blame(StrEnum):
 class Rule:
     may_retry: bool
     blame: Blame
+    is_paid: bool = True  # from the budget of retries
 
 
 _YES_FAILED: Final = Rule(True, Blame.FAILED)
@@ -77,6 +81,7 @@ RULES: Final[Mapping[Failure, Rule]] = MappingProxyType(
         Failure.GARBLED: _YES_FAILED,
         Failure.ERROR: _YES_FAILED,
         Failure.BUSY: Rule(True, Blame.HELD),
+        Failure.REFUSED: Rule(True, Blame.NOTHING, is_paid=False),
         Failure.MISCONFIGURED: Rule(True, Blame.SHUT),
         Failure.NOT_OFFERED: Rule(True, Blame.SHUT),
         Failure.CLIENT_ERROR: Rule(False, Blame.NOTHING),
@@ -186,14 +191,18 @@ class Attempts:
     tried: list[str] = field(default_factory=list)  # backend ids in order, for the error's text
     _may_begin: bool = True
 
+    @property
+    def num_left(self) -> int:
+        return self.settings.attempts_max - len(self.tried)
+
     def begin(self, backend: str) -> None:
         assert self._may_begin, f"an attempt on {backend} that no rule allows"
-        assert len(self.tried) < self.settings.attempts_max
+        assert self.num_left > 0
         self._may_begin = False
         self.tried.append(backend)
 
     def after(self, failure: Failure, *, content_sent: bool, now: float) -> Stop | None:
-        """None: one more attempt may begin, and is paid for. Otherwise why not.
+        """None: one more attempt may begin, and is paid for if it must be. Otherwise why not.
 
         `content_sent`: a byte of the answer's content went out to the client (comments and
         headers that bridge a wait are no content).
@@ -201,13 +210,14 @@ class Attempts:
         assert self.tried, "no attempt has begun"
         if content_sent:
             return Stop.BYTES_SENT
-        if not RULES[failure].may_retry:
+        rule = RULES[failure]
+        if not rule.may_retry:
             return Stop.RULE
-        if len(self.tried) >= self.settings.attempts_max:
+        if self.num_left <= 0:
             return Stop.ATTEMPTS
         if self.deadline_s is not None and now >= self.deadline_s:
             return Stop.DEADLINE
-        if not self.budget.try_take(now):
+        if rule.is_paid and not self.budget.try_take(now):
             return Stop.BUDGET
         self._may_begin = True
         return None
