@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
-from kvota.gateway.settings import BackendEntry, ModelEntry
+from kvota.gateway.settings import BackendEntry, Fleet, ModelEntry
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.tools.top import words
 from kvota.tools.top.scene import Watch
@@ -198,6 +199,72 @@ async def test_own_and_foreign_requests_are_put_together_and_one_that_is_away_hi
     assert list(await client.listed()) == ["foreign"]
     await client.delete("foreign")
     await client.tasks["foreign"]
+
+
+@pytest.mark.parametrize("backends", ["gone", "changed"])
+async def test_what_runs_where_a_reload_has_been_is_seen_and_ended_as_before(
+    world: GatewayWorld, backend: FakeBackend, backends: str
+) -> None:
+    client = Client(world)
+    backend.scripts.extend([begins(4, Wire.stall), never_answers])
+    client.ask("first", stream=True, max_tokens=50)
+    await client.until("first", "decode")
+    client.ask("second")
+    await client.until("second", "queued")
+    name = "gpu-1" if backends == "changed" else "gpu-2"
+    entry = vllm_entry(name, backend, max_running_requests=2)
+    world.fleet = Fleet(backends=(entry,), models=(model_of("chat", name),))
+    await world.parts.reload()
+    client.ask("third")
+    await client.until("third", "prefill")
+    shown = await client.listed()
+    assert {name: one["phase"] for name, one in shown.items()} == {
+        "first": "decode",
+        "second": "queued",
+        "third": "prefill",
+    }
+    for name in shown:
+        assert (await client.delete(name)).json["num_cancelled"] == 1
+    await asyncio.gather(*client.tasks.values())
+    await client.until_gone()
+
+
+async def test_who_waits_where_a_reload_has_been_is_refused_by_a_drain(
+    world: GatewayWorld, backend: FakeBackend
+) -> None:
+    client = Client(world)
+    backend.script = never_answers
+    client.ask("first")
+    await client.until("first", "prefill")
+    client.ask("second")
+    await client.until("second", "queued")
+    world.fleet = Fleet(backends=(), models=())
+    await world.parts.reload()
+    world.parts.begin_drain()
+    reply = await client.tasks["second"]
+    assert (reply.status, reply.error["code"]) == (503, "draining")
+    assert (await client.delete("first")).status == 200
+    await client.tasks["first"]
+
+
+async def test_what_a_node_still_does_that_a_reload_took_out_is_seen_once(
+    closing: AsyncExitStack, backend: FakeBackend, node: LiveNode
+) -> None:
+    entry = BackendEntry(name="own", url=node.url, kind=BackendKind.KVOTA)
+    tiny = ModelEntry(name="tiny", backends=("own",))
+    world = await closing.enter_async_context(gateway_world(entry, models=[tiny]))
+    client = Client(world)
+    with node.stage.held() as gate:
+        client.ask("first", model="tiny", max_tokens=3)
+        await asyncio.to_thread(gate.wait_for_step)
+        changed = msgspec.structs.replace(entry, idle_timeout_s=61.0)
+        for backends in ((changed,), (vllm_entry("gpu-1", backend),)):
+            world.fleet = Fleet(backends=backends)
+            await world.parts.reload()
+            listed = (await world.get("/v1/requests")).json["data"]
+            assert [one["client_id"] for one in listed] == ["first"]
+        assert (await client.delete("first")).json["num_cancelled"] == 1
+    await client.tasks["first"]
 
 
 async def test_texts_to_embed_are_seen_and_ended_like_the_rest(

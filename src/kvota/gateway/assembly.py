@@ -120,7 +120,7 @@ class Gateway:
     def begin_drain(self) -> None:
         """Refuse what is new, and what waits at a desk of ours."""
         self.live.is_draining = True
-        for backend in self.registry.all():
+        for backend in (*self.registry.all(), *self.registry.leaving):
             backend.drain()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ says. Figures are as old as the last probe.
 import asyncio
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -196,7 +196,7 @@ class Registry:
         self._chance = chance
         self._log = log
         self._backends: dict[str, Backend] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[Backend, asyncio.Task[None]] = {}
         self._looking: dict[Backend, asyncio.Task[None]] = {}
         self.desk_metrics = DeskMetrics()
 
@@ -205,6 +205,11 @@ class Registry:
 
     def all(self) -> tuple[Backend, ...]:
         return tuple(self._backends.values())
+
+    @property
+    def leaving(self) -> Collection[Backend]:
+        """Those that a reload has taken out and that finish what they answer: always as of now."""
+        return self._leaving.keys()
 
     def build(
         self, entries: Iterable[BackendEntry], *, environment: Mapping[str, str] = os.environ
@@ -261,7 +266,7 @@ class Registry:
             say("backend", backend=one.name, healthy=one.state.is_healthy, why=one.state.why)
 
     async def close(self) -> None:
-        tasks = [*self._leaving, *self._looking.values()]
+        tasks = [*self._leaving.values(), *self._looking.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -270,8 +275,8 @@ class Registry:
 
     def _leave(self, backend: Backend) -> None:
         task = asyncio.create_task(_close_when_idle(backend))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[backend] = task
+        task.add_done_callback(lambda _: self._leaving.pop(backend))
 
     def _new(self, entry: BackendEntry, environment: Mapping[str, str]) -> Backend:
         is_ours = TRAITS[entry.kind].has_own_desk

@@ -55,7 +55,7 @@ class Control:
 
     def first(self, settings: GatewaySettings, fleet: Fleet) -> Live:
         """The state to begin with. Raises ConfigError."""
-        return Live(self._take(settings, fleet, None))
+        return Live(self._take(settings, fleet, None), self.registry.leaving)
 
     def reload(self, live: Live) -> None:
         """Read the settings again and use them. Raises ConfigError, and then nothing changes."""

@@ -42,9 +42,7 @@ def has_foreign(live: Live) -> bool:
 
 def _desks(live: Live) -> Iterator[tuple[Backend, ForeignDesk]]:
     """Every desk that is kept here, each once."""
-    routes = live.now.table.routes.values()
-    backends = {one.name: one for route in routes for one in route.backends}
-    for backend in backends.values():
+    for backend in live.backends:
         for desk in backend.desks:
             yield backend, desk
 

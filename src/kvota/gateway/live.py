@@ -4,12 +4,14 @@ A request takes `Live.now` once and keeps it to its end, so it never sees half o
 """
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvota.core.errors import Refusal, Refused
 from kvota.edge.cutting import CutScope
 from kvota.gateway.abuse import AbuseSettings
+from kvota.gateway.backends import Backend
 from kvota.gateway.filters.content import Filters
 from kvota.gateway.input_checks import InputLimits
 from kvota.gateway.policy.retries import RetrySettings
@@ -45,10 +47,14 @@ class Rules:
 
 
 class Live:
-    """The rules in force, the requests under way, and whether new ones are taken at all."""
+    """The rules in force, the requests under way, and whether new ones are taken at all.
 
-    def __init__(self, rules: Rules) -> None:
+    `leaving`: backends that a reload has taken out and that still answer; it changes by itself.
+    """
+
+    def __init__(self, rules: Rules, leaving: Collection[Backend] = ()) -> None:
         self.now = rules
+        self._leaving = leaving
         self.is_draining = False
         self._open: set[CutScope] = set()
         self._is_idle = asyncio.Event()
@@ -57,6 +63,13 @@ class Live:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def backends(self) -> list[Backend]:
+        """All that a request under way may be at, each once."""
+        routes = self.now.table.routes.values()
+        now = [one for route in routes for one in route.backends]
+        return list(dict.fromkeys([*now, *self._leaving]))
 
     def serving(self) -> "_Serving":
         """A request is under way as long as the block. Raises Refused in it when it is cut."""

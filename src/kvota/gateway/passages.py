@@ -72,7 +72,8 @@ class LiveRequests:
             *foreign_requests(self._live, now, tenant=tenant, with_tenant=tenant is None)
         ]
         away: list[KvotaError] = []
-        for node in own_nodes(self._live):
+        nodes = _nodes_at_work(self._live)
+        for node in nodes:
             try:
                 status, content, _ = await _ask(node, "GET", path, None, caller)
             except KvotaError as error:
@@ -81,7 +82,7 @@ class LiveRequests:
             if status == 200:
                 listed = msgspec.json.decode(content)["data"]
                 rows += [{**one, "backend": node.name} for one in listed]
-        if away and len(away) == len(own_nodes(self._live)) and not has_foreign(self._live):
+        if away and len(away) == len(nodes) and not has_foreign(self._live):
             raise away[0]
         return json_response({"object": "list", "data": rows})
 
@@ -93,11 +94,17 @@ class LiveRequests:
         if num_ended:
             return json_response(DeletedRequest(id=name, num_cancelled=num_ended))
         raw = request.scope["raw_path"].partition(path.encode())[2].decode("ascii", "replace")
-        for node in own_nodes(self._live):
+        for node in _nodes_at_work(self._live):
             status, content, headers = await _ask(node, "DELETE", path + raw, None, caller)
             if status != 404:
                 return Response(content, status, headers)
         raise NotFound(f"No request that has not ended is called `{name[:128]}`.", param="id")
+
+
+def _nodes_at_work(live: Live) -> list[Backend]:
+    """Every own node that a request may be at, each asked once, whatever the settings call it."""
+    nodes = [one for one in live.backends if one.is_own_kind]
+    return list({(one.entry.url, one.entry.unix_socket): one for one in reversed(nodes)}.values())
 
 
 class NodeDesks:
