@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvota import cli
+from kvota import cli, cli_tools_doctor
+from kvota.tools.doctor.page import Page
+from kvota.tools.doctor.window import Reading, Window
 from tests.support.live_node import live_node
 
 RUN = CliRunner()
@@ -53,6 +55,17 @@ def test_a_server_is_watched_and_its_stations_shown() -> None:
         assert Path("doctor.html").exists()
         as_json = RUN.invoke(cli.app, ["doctor", "--url", node.url, "--seconds", "1", "--json"])
     assert len(json.loads(as_json.stdout)["stations"]) == 6
+
+
+def test_after_ctrl_c_what_was_seen_is_judged_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page.parse("kvota_requests_running 0\n")
+    window = Window([Reading(at_s=at_s, page=page) for at_s in (0.0, 3.0)], is_cut=True)
+    monkeypatch.setattr(cli_tools_doctor, "watch", lambda *_: window)
+    ran = RUN.invoke(cli.app, ["doctor", "--url", "http://127.0.0.1:9", "--seconds", "60"])
+    assert ran.exit_code == cli_tools_doctor.EXIT_INTERRUPTED
+    assert "Nothing to judge by: no request in 3 s." in ran.output
+    assert json.loads(Path("doctor.json").read_text())["is_incomplete"] is True
+    assert "3 s, then interrupted" in Path("doctor.html").read_text()
 
 
 def test_a_problem_is_the_exit_status() -> None:

@@ -29,6 +29,7 @@ from kvota.tools.report.html import Report, require_writable, write_html, write_
 from kvota.tools.report.terminal import progress_bar
 
 EXIT_PROBLEM = 1
+EXIT_INTERRUPTED = 130
 LOOKS_MIN = 6  # in one watch, so that what only passes by is told from what stays
 
 LOOKS_MAX = 200  # each is kept to the end
@@ -65,9 +66,10 @@ def doctor(
 ) -> None:
     """Whether this machine is fit to serve, or with --url what a running server suffers from.
 
-    The exit status is 1 when there is a problem.
+    The exit status is 1 when there is a problem. Ctrl-C ends the watching with 130, and what was
+    seen until then is judged.
     """
-    console = Console(highlight=False)
+    console, is_cut = Console(highlight=False), False
     facts = {
         "when": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "kvota": __version__,
@@ -80,6 +82,7 @@ def doctor(
         window = _watch(url, api_key, seconds, every)
         diagnosis = diagnose(window, Targets(ttft_s=ttft, tpot_s=tpot))
         found, shown = list(diagnosis.findings), _diagnosis_as_json(diagnosis)
+        is_cut = shown["is_incomplete"] = window.is_cut
         report = server_report(diagnosis, window, {"server": url, **facts})
         if not as_json:
             show_diagnosis(diagnosis, console)
@@ -94,6 +97,9 @@ def doctor(
         typer.echo(json.dumps(shown, indent=2))
     if out is not None:
         _write(out, shown, report, console)
+    if is_cut:
+        Console(stderr=True).print("Interrupted: this is what was seen until then.")
+        sys.exit(EXIT_INTERRUPTED)
     if has_problem(found):
         sys.exit(EXIT_PROBLEM)
 

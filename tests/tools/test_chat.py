@@ -113,3 +113,8 @@ def test_a_url_that_is_none_is_said_in_one_sentence() -> None:
     text = connection_text(httpx.URL("127.0.0.1:9"), error)
     assert text.startswith("Cannot talk to 127.0.0.1:9: Request URL is missing")
     assert ".." not in text
+
+
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    text = connection_text(httpx.URL("https://127.0.0.1:9"), httpx.ConnectError(""))
+    assert text.startswith("Cannot talk to https://127.0.0.1:9: ConnectError. Is the server")

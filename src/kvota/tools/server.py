@@ -54,7 +54,7 @@ def message_of(response: httpx.Response) -> str:
 
 
 def connection_text(base_url: httpx.URL, error: httpx.HTTPError) -> str:
-    reason = str(error).rstrip(".")
+    reason = str(error).rstrip(".") or type(error).__name__
     return (
         f"Cannot talk to {base_url}: {reason}. Is the server running there? "
         "Start one with `kvota serve`, or name another with --url."

@@ -3,6 +3,9 @@
 import httpx
 import pytest
 
+from kvota.tools.doctor.diagnosis import diagnose
+from kvota.tools.doctor.report import server_report
+from kvota.tools.doctor.targets import Targets
 from kvota.tools.doctor.watch import Patient, watch
 from kvota.tools.server import ServerUnusable
 
@@ -88,6 +91,24 @@ def test_it_looks_at_the_beginning_now_and_then_and_at_the_end() -> None:
     assert told == [0.0, 2.0, 4.0]
     assert len(window.readings) == 4
     assert [one.usage is not None for one in window.readings] == [True, False, False, True]
+
+
+def test_ctrl_c_makes_the_next_look_the_last() -> None:
+    given = patient(
+        metrics=httpx.Response(200, text=PAGE), admin_usage=httpx.Response(200, json=USAGE)
+    )
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 3:
+            raise KeyboardInterrupt
+
+    window = watch(given, 60.0, 2.0, sleep=sleep, clock=lambda: now[0])
+    assert window.is_cut
+    assert [one.usage is not None for one in window.readings] == [True, False, True]
+    report = server_report(diagnose(window, Targets()), window, {})
+    assert "then interrupted" in report.facts["watched"]
 
 
 def test_a_server_that_answers_once_gives_no_window() -> None:

@@ -36,11 +36,15 @@ def server_report(diagnosis: Diagnosis, window: Window, facts: Mapping[str, str]
     ended = {} if diagnosis.num_ended is None else {"requests ended": f"{diagnosis.num_ended:,}"}
     return Report(
         "Doctor: a running server",
-        {**facts, "watched": f"{diagnosis.span_s:.0f} s", **ended},
+        {**facts, "watched": f"{diagnosis.span_s:.0f} s{_cut(window)}", **ended},
         [*_causes(diagnosis.findings), _stations(diagnosis.stations), _watched(window)],
         diagnosis.verdict,
         is_bad=_is_bad(diagnosis.findings),
     )
+
+
+def _cut(window: Window) -> str:
+    return ", then interrupted" if window.is_cut else ""
 
 
 def _is_bad(findings: Iterable[Finding]) -> bool:

@@ -113,22 +113,29 @@ def watch(
     """Look now, every `every_s`, and after `seconds`. `told` hears how many have gone.
 
     Raises ServerUnusable when the first look fails, or no other succeeds. A later look that fails
-    is part of the picture.
+    is part of the picture. Ctrl-C after the first look makes the next one the last.
     """
-    began_s, error = clock(), ""
+    began_s = clock()
     readings = [patient.read(with_usage=True)]
-    while (gone_s := clock() - began_s) < seconds:
+    is_cut = False
+    while not is_cut and (gone_s := clock() - began_s) < seconds:
         told(gone_s)
-        sleep(min(every_s, seconds - gone_s))
-        is_last = clock() - began_s >= seconds
         try:
-            readings.append(patient.read(with_usage=is_last))
-        except ServerUnusable as failed:
-            error = failed.message
-            readings.append(Reading(at_s=time.monotonic(), page=Page(), error=error))
+            sleep(min(every_s, seconds - gone_s))
+        except KeyboardInterrupt:
+            is_cut = True
+        readings.append(_look(patient, with_usage=is_cut or clock() - began_s >= seconds))
     if sum(one.error is None for one in readings) < 2:
-        raise ServerUnusable(f"It answered once and then no more: {error}")
-    return Window(readings)
+        raise ServerUnusable(f"It answered once and then no more: {readings[-1].error}")
+    return Window(readings, is_cut)
+
+
+def _look(patient: Patient, *, with_usage: bool) -> Reading:
+    """A look that failed says why."""
+    try:
+        return patient.read(with_usage=with_usage)
+    except ServerUnusable as failed:
+        return Reading(at_s=time.monotonic(), page=Page(), error=failed.message)
 
 
 def _summed(rows: list[Mapping[str, Any]]) -> dict[str, KeyUsage]:

@@ -80,6 +80,7 @@ class Window:
     """Readings in order of time, those that failed left out of everything but `is_away`."""
 
     readings: Sequence[Reading]
+    is_cut: bool = False  # by Ctrl-C: it is shorter than was wanted
     _good: Sequence[Reading] = field(init=False)
 
     def __post_init__(self) -> None:
