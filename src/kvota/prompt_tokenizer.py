@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvota.core.errors import ConfigError, StartupError
-from kvota.formats.gguf_header import read_header
+from kvota.formats.gguf_parts import read_keys
 from kvota.model.template import ChatTemplate
 from kvota.model.tokenizer import Tokenizer
 from kvota.wire.messages import template_messages
@@ -53,6 +53,6 @@ def open_tokenizer(path: str) -> PromptTokenizer:
     try:
         if place.is_dir():
             return PromptTokenizer(Tokenizer.from_directory(place))
-        return PromptTokenizer(Tokenizer.from_gguf_metadata(read_header(place).metadata))
+        return PromptTokenizer(Tokenizer.from_gguf_metadata(read_keys(place)))
     except (StartupError, OSError) as error:
         raise ConfigError(f"No tokenizer can be read from {path}: {error}") from error

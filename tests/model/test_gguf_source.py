@@ -12,7 +12,13 @@ from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.formats.gguf_header import read_header
 from kvota.model.architecture import Architecture, RopeKind
 from kvota.model.gguf_config import architecture_of
-from kvota.model.gguf_source import deinterleave, ggml_name, hugging_face_name, open_gguf
+from kvota.model.gguf_source import (
+    deinterleave,
+    ggml_name,
+    hugging_face_name,
+    open_gguf,
+    read_gguf_metadata,
+)
 from kvota.model.inventory import expected_shapes
 from kvota.model.levels import LeveledWeight
 from tests.support.family_cases import family_cases, rope_cases
@@ -38,6 +44,34 @@ def test_architecture_and_weights_come_back_as_they_were_written(tmp_path: Path,
     for key, values in tiny.weights.items():
         np.testing.assert_array_equal(source.weights[key].read(), values, err_msg=key)
         assert source.weights[key].shape == values.shape
+
+
+@pytest.mark.parametrize("rope", ["llama_llama3", "llama_longrope"])
+def test_a_model_in_parts_is_read_as_one(tmp_path: Path, rope: str) -> None:
+    tiny = write_gguf(
+        tmp_path / "m.gguf", architecture=CASES[rope], quant="Q4_1", tensors_per_part=3
+    )
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 3
+    for named in (parts[0], parts[-1]):
+        source = open_gguf(named)
+        assert source.architecture == tiny.architecture
+        assert source.warnings == ()
+        assert source.weights.keys() == tiny.weights.keys()
+        for key, values in tiny.weights.items():
+            np.testing.assert_array_equal(source.weights[key].read(), values, err_msg=key)
+        assert read_gguf_metadata(named) == read_header(parts[0]).metadata
+
+
+def test_a_missing_or_truncated_part_is_named(tmp_path: Path) -> None:
+    first = write_gguf(tmp_path / "m.gguf", tensors_per_part=3).path
+    second, *_, last = sorted(tmp_path.iterdir())[1:]
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=rf"{last.name}: the tensor .* truncated"):
+        open_gguf(first)
+    second.unlink()
+    with pytest.raises(ModelError, match=rf"{second.name}: cannot be read"):
+        open_gguf(first)
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -241,7 +275,6 @@ def _described(tmp_path: Path, family: str, keys: Mapping[str, Any]) -> Architec
     [
         ({"general.architecture": "mamba"}, "architecture 'mamba'.*Supported: llama"),
         ({"general.type": "adapter"}, "type 'adapter'"),
-        ({"split.count": 3}, "one of 3 parts.*llama-gguf-split --merge"),
         ({"llama.expert_count": 8}, "expert_count = 8"),
         ({"llama.logit_scale": 0.5}, "logit_scale"),
         ({"llama.rope.scaling.type": "foo"}, "rope scaling 'foo'.*Supported: none, linear, yarn"),

@@ -55,8 +55,11 @@ def write_gguf(
     quant: str = "F32",
     with_tokenizer: bool = True,
     extra_tensors: Weights | None = None,
+    tensors_per_part: int = 0,
 ) -> TinyModel:
     """Write one GGUF file. `quant` is a ggml type name that the gguf package can quantize to.
+
+    With `tensors_per_part` it is written in parts, and the path is that of the first.
 
     The returned architecture is what the file says: Llama 3's rope comes back as FACTORS, a
     Mistral is a Llama, windows are dropped (the converter's rule for these families). The returned
@@ -64,7 +67,9 @@ def write_gguf(
     """
     architecture = architecture or tiny_architecture(family)
     exact = weights or random_weights(architecture)
-    writer = gguf.GGUFWriter(path, _gguf_architecture(architecture))
+    writer = gguf.GGUFWriter(
+        path, _gguf_architecture(architecture), split_max_tensors=tensors_per_part
+    )
     _write_shapes(writer, architecture)
     _write_rope(writer, architecture)
     if with_tokenizer:
@@ -78,6 +83,8 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if tensors_per_part:
+        path = min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
     return TinyModel(path, _as_stored(architecture), stored)
 
 

@@ -91,7 +91,7 @@ def architecture_of(
 
 
 def _family(metadata: Mapping[str, Any], origin: str) -> str:
-    """Our name of the architecture, once the file is known to hold one whole model of it."""
+    """Our name of the architecture, once the file is known to hold a model of it."""
     if metadata.get("general.type", "model") != "model":
         raise unsupported(
             origin, f"a GGUF of type {metadata['general.type']!r} is not supported.", ["model"]
@@ -99,12 +99,6 @@ def _family(metadata: Mapping[str, Any], origin: str) -> str:
     arch = str(metadata.get("general.architecture"))
     if arch not in FAMILIES:
         raise unsupported(origin, f"the GGUF architecture {arch!r} is not supported.", FAMILIES)
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise unsupported(
-            origin,
-            f"one of {metadata['split.count']} parts of a split GGUF.",
-            ["a single file (join the parts with llama-gguf-split --merge)"],
-        )
     return FAMILIES[arch]
 
 

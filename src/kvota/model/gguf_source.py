@@ -1,4 +1,4 @@
-"""A GGUF file as a source of weights, under Hugging Face's names and in its layout.
+"""A GGUF model, in one file or in parts, as weights with Hugging Face's names and layout.
 
 llama.cpp's converter stores the rows of q and k of Llama-family models interleaved: within a head,
 row i and row i + half become neighbours, so that rope can turn neighbouring pairs. kvota's graph
@@ -19,7 +19,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kvota.core.errors import ModelError
-from kvota.formats.gguf_header import GgufHeader, TensorEntry, read_header
+from kvota.formats.gguf_header import TensorEntry
+from kvota.formats.gguf_parts import GgufModel, read_keys, read_model
 from kvota.model.architecture import Architecture
 from kvota.model.gguf_config import FAMILIES, INTERLEAVED, architecture_of
 from kvota.model.gguf_levels import has_levels, levels_of
@@ -52,37 +53,41 @@ _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors
 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """The file's keys as plain Python values. Works on files whose weights are missing or damaged.
+    """The model's keys as plain Python values. Works where weights are missing or damaged.
 
     Raises ModelError when the file is no GGUF file or its header is damaged.
     """
-    return read_header(path).metadata
+    return read_keys(path)
 
 
 def open_gguf(path: Path) -> FileSource:
-    """Open a model file and prove that it is whole, without reading any matrix.
+    """Open a model and prove that it is whole, without reading any matrix.
+
+    `path` is its file, or any of its parts.
 
     Raises UnsupportedModel for a kind that kvota cannot run, ModelError for a damaged file.
     """
-    header = read_header(path)
+    model = read_model(path)
     origin = str(path)
-    _check_has_weights(header, origin)
+    _check_has_weights(model, origin)
     entries = {
         name: entry
-        for entry in header.tensors.values()
+        for entry in model.tensors.values()
         if (name := hugging_face_name(entry.name)) is not None
     }
     shapes = {name: entry.shape for name, entry in entries.items()}
-    architecture = architecture_of(header.metadata, shapes, _rope_factors(header, path), origin)
+    architecture = architecture_of(model.metadata, shapes, _rope_factors(model), origin)
     found = {
-        name: GgufWeight(path, name, entry, _interleaved_heads(name, architecture))
+        name: GgufWeight(
+            model.files[entry.name], name, entry, _interleaved_heads(name, architecture)
+        )
         for name, entry in entries.items()
     }
     weights = take_expected(architecture, found, origin, ggml_name)
-    file_bytes = path.stat().st_size
+    file_bytes = {file: file.stat().st_size for file in set(model.files.values())}
     for name in weights:
-        found[name].check(file_bytes)
-    unused = header.tensors.keys() - {entries[name].name for name in weights}
+        found[name].check(file_bytes[found[name].path])
+    unused = model.tensors.keys() - {entries[name].name for name in weights}
     return FileSource(origin, architecture, weights, unused_warning(unused, origin))
 
 
@@ -203,12 +208,12 @@ def _interleaved_heads(name: str, architecture: Architecture) -> int | None:
     return architecture.num_kv_heads if ".self_attn.k_proj." in name else None
 
 
-def _check_has_weights(header: GgufHeader, origin: str) -> None:
-    if not header.tensors:
+def _check_has_weights(model: GgufModel, origin: str) -> None:
+    if not model.tensors:
         raise ModelError(
             f"{origin}: the file has no weights, only a vocabulary. Give the whole model's file."
         )
-    scaled = [name for name in header.tensors if name.endswith(".scale")]
+    scaled = [name for name in model.tensors if name.endswith(".scale")]
     if scaled:
         raise unsupported(
             origin,
@@ -217,15 +222,15 @@ def _check_has_weights(header: GgufHeader, origin: str) -> None:
         )
 
 
-def _rope_factors(header: GgufHeader, path: Path) -> dict[str, tuple[float, ...]]:
+def _rope_factors(model: GgufModel) -> dict[str, tuple[float, ...]]:
     """The divisors of rope's frequencies, in the families where llama.cpp reads them."""
-    if FAMILIES.get(str(header.metadata.get("general.architecture"))) not in INTERLEAVED:
+    if FAMILIES.get(str(model.metadata.get("general.architecture"))) not in INTERLEAVED:
         return {}
     factors = {}
     for name in _ROPE_FACTORS:
-        if entry := header.tensors.get(name):
-            weight = GgufWeight(path, name, entry)
-            weight.check(path.stat().st_size)
+        if entry := model.tensors.get(name):
+            weight = GgufWeight(model.files[name], name, entry)
+            weight.check(weight.path.stat().st_size)
             factors[name] = tuple(float(value) for value in weight.read().ravel())
     return factors
 

@@ -34,6 +34,7 @@ from kvota.edge.supervision import NodeReady, announce
 from kvota.engine.engine import Engine
 from kvota.engine.mailbox import Mailbox
 from kvota.engine.text import Vocabulary
+from kvota.formats.gguf_parts import model_name
 from kvota.kv.cache import KVCache
 from kvota.model.catalog import resolve
 from kvota.model.load import LoadedModel, load_model
@@ -411,5 +412,5 @@ def _limits(settings: EngineSettings) -> SchedulerLimits:
 def _name_of(model: str, path: Path) -> str:
     """How clients call a model that was given no name: the known name, or the file's."""
     if Path(model) == path or "/" in model:
-        return path.stem if path.is_file() else path.resolve().name
+        return model_name(path) if path.is_file() else path.resolve().name
     return model

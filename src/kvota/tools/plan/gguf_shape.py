@@ -1,10 +1,9 @@
-"""From the header of a GGUF file to a ModelShape, and to the bytes its tensors really take.
+"""From the header of a GGUF model to a ModelShape, and to the bytes its tensors really take.
 
 Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Where a family's windows
 stand in no key, llama.cpp's own pattern for it holds.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Final
 import gguf
 
 from kvota.core.errors import ModelError
-from kvota.formats.gguf_header import GgufHeader, TensorEntry, read_header
+from kvota.formats.gguf_header import TensorEntry
+from kvota.formats.gguf_parts import GgufModel, model_name, read_model
 from kvota.formats.settings import Settings
 from kvota.tools.plan.hardware import Arithmetic
 from kvota.tools.plan.methods import Method, Storage
@@ -27,7 +27,6 @@ _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
 
 STORED: Final = "stored"  # the name of the method that a file has
 _LAYERS_MAX: Final = 10_000
-_PART: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.gguf")
 
 
 def read_gguf(path: Path) -> tuple[ModelShape, Method]:
@@ -35,34 +34,16 @@ def read_gguf(path: Path) -> tuple[ModelShape, Method]:
 
     Reads the header only. Raises ModelError that names the file and the key.
     """
-    header = _of_all_parts(path)
-    return _shape(header, path), _as_stored(header, path)
+    model = read_model(path)
+    return _shape(model, path), _as_stored(model, path)
 
 
-def _of_all_parts(path: Path) -> GgufHeader:
-    """Of a model that llama.cpp split into files: the keys of the first, the tensors of all."""
-    header = read_header(path)
-    count = header.metadata.get("split.count")
-    if not isinstance(count, int) or count < 2:
-        return header
-    match = _PART.fullmatch(path.name)
-    if match is None:
-        raise ModelError(
-            f"{path}: is one of {count} parts of a model, so it must keep its name, "
-            f"NAME-00001-of-{count:05}.gguf, to find the others."
-        )
-    names = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    parts = [read_header(path.with_name(name)) for name in names]
-    tensors = {name: entry for part in parts for name, entry in part.tensors.items()}
-    return GgufHeader(parts[0].metadata, tensors)
-
-
-def _shape(header: GgufHeader, path: Path) -> ModelShape:
-    kind = header.metadata.get("general.architecture")
+def _shape(model: GgufModel, path: Path) -> ModelShape:
+    kind = model.metadata.get("general.architecture")
     if not isinstance(kind, str):
         raise ModelError(f"{path}: general.architecture is missing; it must be a name.")
-    keys = Settings(header.metadata, str(path), prefix=f"{kind}.")
-    names, num_layers = header.tensors, keys.whole("block_count")
+    keys = Settings(model.metadata, str(path), prefix=f"{kind}.")
+    names, num_layers = model.tensors, keys.whole("block_count")
     if not 1 <= num_layers <= _LAYERS_MAX:
         raise keys.wrong("block_count", f"from 1 to {_LAYERS_MAX:,}")
     latent = _latent(keys)
@@ -70,7 +51,7 @@ def _shape(header: GgufHeader, path: Path) -> ModelShape:
     window, windowed = _windows(keys, kind, num_layers)
     block = f"blk.{num_layers - 1}."
     return ModelShape(
-        name=path.stem,
+        name=model_name(path),
         origin=str(path),
         num_layers=num_layers,
         hidden_size=keys.whole("embedding_length"),
@@ -167,12 +148,12 @@ def _windows(keys: Settings, kind: str, num_layers: int) -> tuple[int | None, tu
     return window, tuple(period == 0 or (layer + 1) % period != 0 for layer in range(num_layers))
 
 
-def _as_stored(header: GgufHeader, path: Path) -> Method:
+def _as_stored(model: GgufModel, path: Path) -> Method:
     """The file's own storage: the mean bits of the embedding, the head, the layers, the rest."""
     num_bits: dict[str, int] = defaultdict(int)
     num_elements: dict[str, int] = defaultdict(int)
     types: Counter[str] = Counter()
-    for entry in header.tensors.values():
+    for entry in model.tensors.values():
         part, elements = _part(entry), _num_elements(entry)
         bits, type_name = _tensor_bits(entry, elements, path)
         num_bits[part] += bits
