@@ -74,7 +74,8 @@ def open_stores(
         ) from error
     except OSError as error:
         raise ConfigError(f"Cannot write to {state_dir}: {error.strerror}.") from error
-    usage = UsageBook(state_dir / "usage", UsageStore(database), on_failed=report)
+    waiting = state_dir / "usage" / database.name  # gateways beside this one may use another
+    usage = UsageBook(waiting, UsageStore(database), on_failed=report)
     closing.callback(usage.close)
     return Stores(
         door=door,

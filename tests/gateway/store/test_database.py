@@ -27,6 +27,18 @@ def test_several_processes_may_open_an_empty_database_at_once(database_url: str)
         database.close()
 
 
+def test_a_database_keeps_a_name_of_its_own_for_everybody(
+    database_url: str, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: open_database(database_url), range(4)))
+    other = open_database(sqlite_url(tmp_path / "other.db"))
+    assert len({one.name for one in opened}) == 1
+    assert opened[0].name != other.name
+    for database in (*opened, other):
+        database.close()
+
+
 def test_an_exception_undoes_the_transaction(database_url: str) -> None:
     database = open_database(database_url, KEY_TABLES)
 

@@ -6,6 +6,7 @@ Everything here blocks, so a gateway calls it from a thread. Several processes m
 database at once: SQLite runs with a write-ahead log and waits for a lock instead of failing.
 """
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +30,14 @@ class StoreUnusable(KvotaError):
 
 
 class Database:
-    """An engine and the tables of this program in it. `close` when done."""
+    """An engine and the tables of this program in it. `close` when done.
 
-    def __init__(self, engine: sa.Engine) -> None:
+    `name` is made up once and kept in the database, whatever URL it is reached by: files that wait
+    to be brought into it are kept apart by it.
+    """
+
+    def __init__(self, engine: sa.Engine, name: str) -> None:
+        self.name = name
         self._engine = engine
         self._reader = engine.execution_options(**{_READS_ONLY: True})
 
@@ -73,10 +79,11 @@ def open_database(url: str, *metadata: sa.MetaData) -> Database:
             for tables in (_schema, *metadata):
                 tables.create_all(connection)
             _check_version(connection)
+            name = _name_of(connection)
     except BaseException:  # interrupted as well: nobody gets the engine, so it is closed here
         engine.dispose()
         raise
-    return Database(engine)
+    return Database(engine, name)
 
 
 def sqlite_url(path: Path) -> str:
@@ -111,6 +118,7 @@ _schema: Final = sa.MetaData()
 _versions: Final = sa.Table(
     "kvota_schema", _schema, sa.Column("version", sa.Integer, nullable=False)
 )
+_names: Final = sa.Table("kvota_name", _schema, sa.Column("name", sa.String(32), nullable=False))
 
 
 def _engine(url: str) -> sa.Engine:
@@ -191,6 +199,14 @@ def _check_version(connection: sa.Connection) -> None:
             f"The database was made by another kvota (its version is {found}, this one knows "
             f"{SCHEMA_VERSION}). Use that kvota, or another database."
         )
+
+
+def _name_of(connection: sa.Connection) -> str:
+    found: str | None = connection.execute(sa.select(_names.c.name)).scalar_one_or_none()
+    if found is None:
+        found = uuid.uuid4().hex
+        connection.execute(_names.insert().values(name=found))
+    return found
 
 
 def _masked(url: str) -> str:
