@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 ABSENT: Final = (b"", b"null")
+NOTHING: Final = Raw(b"")
 TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal", "text")
 _NULL_USAGE: Final = b',"usage":null'
 
@@ -42,7 +43,6 @@ class Part(Struct):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
 
-    @property
     def num_tokens(self) -> int:
         """Tokens it brings, counted by what it is: exact with token_ids, else one for any text.
 
@@ -51,31 +51,19 @@ class Part(Struct):
         """
         if self.token_ids:
             return len(self.token_ids)
-        if self.has_text:
-            return 1
-        return 0 if self._is_formal else 1
-
-    @property
-    def has_text(self) -> bool:
-        if self.delta is None:
-            return bool(self.text)
         delta = self.delta
-        return bool(
+        if delta is None:
+            return 1 if self.text or (self.text is not None and not self.finish_reason) else 0
+        if (
             delta.content
             or delta.reasoning_content
             or delta.reasoning
             or delta.refusal
             or delta.tool_calls
-        )
-
-    @property
-    def _is_formal(self) -> bool:
-        if self.finish_reason:
-            return True
-        delta = self.delta
-        if delta is None:
-            return self.text is None
-        return delta.role is not None or delta.content is None
+        ):
+            return 1
+        is_formal = self.finish_reason or delta.role is not None or delta.content is None
+        return 0 if is_formal else 1
 
 
 class PromptDetails(Struct):
@@ -91,24 +79,21 @@ class BackendUsage(Struct):
 class Chunk(Struct):
     choices: list[Part] | None = None
     model: str | None = None
-    usage: Raw = Raw(b"")
-    error: Raw = Raw(b"")
+    usage: Raw = NOTHING
+    error: Raw = NOTHING
     object: str | None = None
 
     @property
     def is_error(self) -> bool:
         """Older vLLM writes `{"object": "error", …}` where all others write `{"error": …}`."""
+        if self.error is NOTHING:
+            return self.object == "error"
         return bytes(self.error) not in ABSENT or self.object == "error"
 
 
-_chunk = msgspec.json.Decoder(Chunk)
+decode_chunk: Final = msgspec.json.Decoder(Chunk).decode  # raises MsgspecError for what is none
 _usage = msgspec.json.Decoder(BackendUsage)
 _fields = msgspec.json.Decoder(dict[str, Raw])
-
-
-def decode_chunk(value: bytes) -> Chunk:
-    """Raises msgspec.MsgspecError for what is no chunk."""
-    return _chunk.decode(value)
 
 
 def decode_usage(raw: Raw) -> BackendUsage | None:

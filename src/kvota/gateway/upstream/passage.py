@@ -18,6 +18,7 @@ import msgspec
 
 from kvota.gateway.upstream.chunks import (
     ABSENT,
+    NOTHING,
     TEXT_FIELDS,
     BackendUsage,
     Chunk,
@@ -140,9 +141,11 @@ class Passage:
         parts = chunk.choices or ()
         if len(parts) > 1 and len({part.index for part in parts}) < len(parts):
             raise BrokenEvent("one chunk speaks of a choice twice")
-        ended = self._ended_before(parts)
+        over = self.tally.finish_reasons
+        ended = {part.index for part in parts if part.index in over} if over else ()
         self._count(parts, chunk.usage, ended, now)
-        may_learn = self._sieve is None and not ended and self.has_content and _may_repeat(parts)
+        may_repeat = len(parts) == 1 and not (parts[0].finish_reason or ended)
+        may_learn = may_repeat and self.has_content and self._sieve is None
         if may_learn and self.likeness.learn(value):
             self._hides_null = self._hides(chunk.usage)
         return self._changed(value, chunk, ended)
@@ -200,11 +203,6 @@ class Passage:
             return None
         return self._renamed(usage_chunk(self._like, self.usage()))
 
-    def _ended_before(self, parts: Sequence[Part]) -> Collection[int]:
-        """The choices that these speak of although they have ended."""
-        over = self.tally.finish_reasons
-        return {part.index for part in parts if part.index in over} if over else ()
-
     # --- counting
 
     def _count(
@@ -221,7 +219,7 @@ class Passage:
             tally.last_token_s = now
             self._num_seen += num_new
             tally.output_tokens += num_new
-        if bytes(usage) not in ABSENT:
+        if usage is not NOTHING and bytes(usage) not in ABSENT:
             self._correct(usage)
         for part in parts:
             if part.index not in ended and (num_new or part.finish_reason):
@@ -231,7 +229,7 @@ class Passage:
     def _count_part(self, part: Part) -> int:
         if not 0 <= part.index < len(self._produced):
             raise BrokenEvent(f"there is no choice {part.index}")
-        num_tokens = part.num_tokens
+        num_tokens = part.num_tokens()
         self._produced[part.index] += num_tokens
         if part.finish_reason:
             self.tally.finish_reasons[part.index] = part.finish_reason
@@ -299,7 +297,7 @@ class Passage:
 
     def _hides(self, usage: msgspec.Raw) -> bool:
         """A null is what OpenAI sends to whoever asked for usage, and to nobody else."""
-        if self._ask.wants_running_usage:
+        if usage is NOTHING or self._ask.wants_running_usage:
             return False
         said = bytes(usage)
         return bool(said) and not (said == b"null" and self._ask.wants_usage)
@@ -322,8 +320,3 @@ class Passage:
                 return value.replace(old, new, 1)
         assert self._ask.model is not None
         return with_model(value, self._ask.model)
-
-
-def _may_repeat(parts: Sequence[Part]) -> bool:
-    """Another chunk may be like this one: it says something of one choice that does not end it."""
-    return len(parts) == 1 and not parts[0].finish_reason
