@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvota.core.clock import ManualClock, SystemClock
-from kvota.core.errors import ConfigError
+from kvota.core.errors import ConfigError, Refusal, Refused
 from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.settings import (
     READ_ONCE,
@@ -19,15 +19,19 @@ from kvota.gateway.settings import (
     ModelEntry,
     VersionEntry,
 )
+from kvota.gateway.upstream.kinds import BackendKind
 from tests.support.fake_backend import (
     MODEL,
     FakeBackend,
     Received,
+    Script,
     Wire,
     begins,
+    event,
     fails,
     hangs_up,
     never_ends,
+    says,
     streams,
 )
 from tests.support.gateway_world import (
@@ -203,6 +207,50 @@ async def test_a_wrong_key_of_ours_is_no_401_of_the_client(
     assert (await chained.chat()).status == 200
     ended = 'kvota_gateway_attempts_total{backend="a",ending="misconfigured"}'
     assert await chained.metrics(ended) == 1
+
+
+async def test_a_node_that_refuses_one_request_is_left_alone_by_no_other(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    """Also where a filter reads its answers, so that they are not passed on as they are."""
+    entry = BackendEntry(name="a", url=a.url, kind=BackendKind.KVOTA)
+    models, lists = [model_of("chat", "a")], ("credentials",)
+    world = await world_of(closing, entry, models=models, block_lists=lists)
+    full = {"error": {"message": "no", "type": "t", "param": None, "code": "kv_budget_exhausted"}}
+    a.scripts.append(fails(503, full, {"retry-after": "60"}))
+    reply = await world.chat()
+    assert (reply.status, reply.error["code"]) == (503, "kv_budget_exhausted")
+    assert (await world.chat()).status == 200
+
+
+class _Up:
+    """A supervisor whose process is up as far as it knows."""
+
+    is_up = True
+
+    def refusal(self) -> Refused:
+        return Refused(Refusal.ENGINE_RESTARTING, "It comes back.", retry_after_s=9.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (fails(503, headers={"retry-after": "7"}), (503, "queue_full")),
+        (says(event({"error": {"message": "m", "code": "queue_timeout"}})), (503, "queue_timeout")),
+        (
+            fails(504, {"error": {"message": "m", "code": "request_timeout"}}),
+            (504, "request_timeout"),
+        ),
+        (hangs_up, (503, "engine_restarting")),
+    ],
+)
+async def test_an_engine_of_ours_is_said_to_restart_only_where_it_is_gone(
+    chained: GatewayWorld, b: FakeBackend, script: Script, told: tuple[int, str]
+) -> None:
+    chained.parts.registry["b"].supervised = _Up()
+    b.script = script
+    reply = await chained.chat(model="small")
+    assert (reply.status, reply.error["code"]) == told
 
 
 async def test_when_all_want_peace_the_client_hears_for_how_long(

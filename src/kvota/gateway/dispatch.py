@@ -273,7 +273,7 @@ def _hold_s(
         return None
     if failure is Failure.NOT_OFFERED:
         return RETRY_AFTER_UNHEALTHY_S if now - backend.answered_s > GOOD_FOR_S else None
-    if failure is Failure.BUSY:
+    if failure is Failure.BUSY and not backend.is_own_kind:
         return RETRY_AFTER_UNHEALTHY_S if error.retry_after_s is None else error.retry_after_s
     return None
 
@@ -285,10 +285,10 @@ def _last(error: KvotaError, target: Target, *, has_sent: bool) -> KvotaError:
         return BackendFailed(f"The backend {name} is set up wrongly (status {error.status}).")
     if not isinstance(error, AttemptFailed):
         return error
-    supervised = target.backend.supervised
-    if supervised is not None and not has_sent:
+    told, supervised = error.for_client(), target.backend.supervised
+    if told is error and supervised is not None and not has_sent:
         return supervised.refusal()  # its process has died, and is being started again
-    return error.for_client()
+    return told
 
 
 def _is_operators(error: PassedOn) -> bool:
