@@ -15,7 +15,7 @@ from kvota.config import Config
 from kvota.core.errors import ConfigError, InsufficientMemory
 from kvota.gateway.settings import GatewaySettings
 from kvota.node.options import DeskOptions, EngineSettings, ModelSettings
-from kvota.serving_vllm import Gpu, computed_flags, vllm_plan
+from kvota.serving_vllm import Gpu, computed_flags, require_command, vllm_plan
 from tests.support.fake_backend import MODEL
 from tests.support.http_client import Client
 from tests.support.live_node import until
@@ -107,6 +107,12 @@ class Serving:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
+
+
+def test_a_command_that_is_not_here_is_refused_with_what_would_help() -> None:
+    require_command((sys.executable, "-m", "vllm"))
+    with pytest.raises(ConfigError, match=r"no-such-vllm.*vllm_command"):
+        require_command(("no-such-vllm", "serve"))
 
 
 def test_the_model_is_named_as_each_command_wants_it() -> None:

@@ -63,8 +63,9 @@ def serve(read: ReadSettings) -> None:
 
     if settings.gateway.engine == "vllm":
         # Imported here: the planner behind it is nothing that our own node needs.
-        from kvota.serving_vllm import vllm_plan
+        from kvota.serving_vllm import require_command, vllm_plan
 
+        require_command(settings.gateway.vllm_command)
         sys.exit(run(read, vllm_plan(settings)))
     sys.exit(run(read, node_plan(settings)))
 

@@ -7,6 +7,7 @@ stand, and that is said. What the operator gives in `vllm_arguments` comes last 
 """
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -81,6 +82,16 @@ def vllm_plan(settings: Config) -> NodePlan:
         max_waiting_queue=settings.desk.max_waiting_queue,
         url=f"http://127.0.0.1:{port}",
     )
+
+
+def require_command(command: Sequence[str]) -> None:
+    """Raises ConfigError where there is no such program, with what would help."""
+    if not command or shutil.which(command[0]) is None:
+        name = command[0] if command else "nothing"
+        raise ConfigError(
+            f"vLLM cannot be started: there is no command {name} here. Install vLLM and have its "
+            "directory in PATH, or name what starts it: vllm_command in [gateway]."
+        )
 
 
 def _num_at_once(settings: Config, command: Sequence[str]) -> int:
