@@ -49,6 +49,52 @@ def test_an_absent_tie_flag_means_what_the_architecture_means() -> None:
         assert read(family, tie_word_embeddings=True).tied_embeddings
 
 
+def test_smollm3_is_tied_and_turns_slowly_unless_it_says_otherwise() -> None:
+    plain = read("smollm3", tie_word_embeddings=None, rope_theta=None)
+    assert plain.tied_embeddings
+    assert plain.rope.theta == 2_000_000
+    assert not read("smollm3", tie_word_embeddings=False).tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, (False, True, True, False)),
+        ({"no_rope_layers": None}, (True, True, True, False)),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 2}, (True, False, True, False)),
+    ],
+)
+def test_the_layers_of_smollm3_without_rope(
+    keys: dict[str, Any], expected: tuple[bool, ...]
+) -> None:
+    assert read("smollm3", **keys).rope_layers == expected
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"no_rope_layers": [1, 1, 0]},
+        {"no_rope_layers": [1, 1, 1, 2]},
+        {"no_rope_layers": [1, 1, 1, [0]]},
+        {"no_rope_layers": 4},
+        {"no_rope_layers": None, "no_rope_layer_interval": 0},
+    ],
+)
+def test_senseless_layers_without_rope_are_named(keys: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: no_rope_layer"):
+        read("smollm3", **keys)
+
+
+def test_a_window_of_smollm3_is_on_the_layers_without_rope_if_it_is_used() -> None:
+    window = {"sliding_window": 24}
+    assert read("smollm3", **window, use_sliding_window=None).sliding_window is None
+    used = read("smollm3", **window, use_sliding_window=True)
+    assert (used.sliding_window, used.sliding_layers) == (24, (False, False, False, True))
+    named = ["sliding_attention", *["full_attention"] * 3]
+    own = read("smollm3", **window, use_sliding_window=True, layer_types=named)
+    assert own.sliding_layers == (True, False, False, False)
+
+
 def test_without_architectures_the_model_type_decides() -> None:
     assert read("qwen3", architectures=None).family == "qwen3"
 
@@ -222,7 +268,7 @@ def test_part_of_the_head_may_turn() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*Supported: LlamaForCausalLM"),
-        ({"architectures": ["SmolLM3ForCausalLM"]}, "SmolLM3ForCausalLM"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "SmolLM3ForCausalLM"),
         ({"architectures": None, "model_type": None}, "architecture None"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq.*as GGUF"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized with awq"),

@@ -29,6 +29,14 @@ def family_cases() -> dict[str, Architecture]:
         ),
         "qwen3": tiny_architecture("qwen3"),
         "qwen3_biases": tiny_architecture("qwen3", qkv_bias=True, output_bias=True),
+        "smollm3": tiny_architecture("smollm3"),
+        "smollm3_sliding": tiny_architecture(
+            "smollm3",
+            num_layers=2,
+            rope_layers=(False, True),
+            sliding_window=24,
+            sliding_layers=(True, False),
+        ),
     }
 
 

@@ -6,6 +6,7 @@ meant to be read beside the papers:
 - Llama (Touvron et al. 2023): pre-norm RMSNorm, rotary positions, gated SiLU MLP, shared KV heads.
 - Mistral (Jiang et al. 2023): the same with a sliding window.
 - Qwen2 (Yang et al. 2024): biases on q, k and v. Qwen3 (2025): RMSNorm on each head of q and k.
+- SmolLM3 (2025): Llama without rotary positions on some layers (NoPE, Yang et al. 2025).
 - Rotary stretching: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023, sections 3.2
   to 3.4), Llama 3.1's piecewise rule, LongRoPE (Ding et al. 2024), and a divisor per frequency.
 
@@ -39,7 +40,7 @@ def reference_logits(
         prefix = f"model.layers.{layer}."
         own = {name.removeprefix(prefix): v for name, v in w.items() if name.startswith(prefix)}
         normed = rms_norm(hidden, own["input_layernorm.weight"], architecture.rms_epsilon)
-        hidden = hidden + _attention(architecture, own, normed, is_sliding(architecture, layer))
+        hidden = hidden + _attention(architecture, own, normed, layer)
         normed = rms_norm(hidden, own["post_attention_layernorm.weight"], architecture.rms_epsilon)
         hidden = hidden + _mlp(own, normed)
     hidden = rms_norm(hidden, w["model.norm.weight"], architecture.rms_epsilon)
@@ -88,16 +89,18 @@ def _mlp(w: Mapping[str, Array], x: Array) -> Array:
     return _linear(w, "mlp.down_proj", silu * _linear(w, "mlp.up_proj", x))
 
 
-def _attention(a: Architecture, w: Mapping[str, Array], x: Array, sliding: bool) -> Array:
+def _attention(a: Architecture, w: Mapping[str, Array], x: Array, layer: int) -> Array:
     num_tokens = len(x)
     cos, sin = rope_table(a, num_tokens)
+    if a.rope_layers is not None and not a.rope_layers[layer]:
+        cos, sin = np.ones_like(cos), np.zeros_like(sin)
     q = _linear(w, "self_attn.q_proj", x).reshape(num_tokens, a.num_heads, a.head_size)
     k = _linear(w, "self_attn.k_proj", x).reshape(num_tokens, a.num_kv_heads, a.head_size)
     v = _linear(w, "self_attn.v_proj", x).reshape(num_tokens, a.num_kv_heads, a.head_size)
     if a.qk_norm:
         q = rms_norm(q, w["self_attn.q_norm.weight"], a.rms_epsilon)
         k = rms_norm(k, w["self_attn.k_norm.weight"], a.rms_epsilon)
-    visible = _visible(num_tokens, a.sliding_window if sliding else None)
+    visible = _visible(num_tokens, a.sliding_window if is_sliding(a, layer) else None)
     heads = []
     for head in range(a.num_heads):
         shared = head // (a.num_heads // a.num_kv_heads)  # the KV head this query head reads

@@ -177,7 +177,7 @@ def _write_tensor(
     """Write one tensor; return what a reader gets back."""
     kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else quant]
     heads = {"q_proj": a.num_heads, "k_proj": a.num_kv_heads}.get(name.split(".")[-2])
-    is_paired = heads is not None and _gguf_architecture(a) == "llama"
+    is_paired = heads is not None and _gguf_architecture(a) in ("llama", "smollm3")
     ordered = paired_rows(values, heads) if is_paired and heads is not None else values
     raw = gguf.quants.quantize(ordered, kind)
     writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)

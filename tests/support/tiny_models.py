@@ -29,7 +29,7 @@ from tests.support.tiny_tokenizer import (
 Weights = Mapping[str, npt.NDArray[np.float32]]
 FloatType = Literal["F32", "F16", "BF16"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 VOCAB_SIZE = 320  # 20 more than the tokenizer knows, as real models have
 NUM_TRAINED = 64  # positions that the stretched ropes pretend to be trained on
 NUM_STRETCHED = 4 * NUM_TRAINED
@@ -61,13 +61,14 @@ def tiny_architecture(family: str, **changes: Any) -> Architecture:
         max_position=NUM_STRETCHED,
         rms_epsilon=1e-5,
         rope=Rope(theta=10000.0),
-        tied_embeddings=family.startswith("qwen"),
+        tied_embeddings=family.startswith(("qwen", "smollm")),
     )
     own: dict[str, dict[str, Any]] = {
         "llama": {},
         "mistral": {"sliding_window": 24},
         "qwen2": {"qkv_bias": True},
         "qwen3": {"qk_norm": True, "head_size": 32},
+        "smollm3": {"num_layers": 4, "rope_layers": (True, True, True, False)},
     }
     return replace(base, **(own[family] | changes))
 
@@ -224,6 +225,7 @@ def _shard_name(shard: int, shards: int) -> str:
     )
 
 
+_CLASS_NAMES = {"smollm3": "SmolLM3"}
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -232,7 +234,7 @@ def config_json(architecture: Architecture) -> dict[str, Any]:
     a = architecture
     config: dict[str, Any] = {
         "model_type": a.family,
-        "architectures": [f"{a.family.capitalize()}ForCausalLM"],
+        "architectures": [f"{_CLASS_NAMES.get(a.family, a.family.capitalize())}ForCausalLM"],
         "num_hidden_layers": a.num_layers,
         "hidden_size": a.hidden_size,
         "num_attention_heads": a.num_heads,
@@ -249,8 +251,12 @@ def config_json(architecture: Architecture) -> dict[str, Any]:
     }
     if a.family != "qwen2":  # its biases are not a choice
         config["attention_bias"] = a.qkv_bias
-    if a.family == "llama":
+    if a.family in ("llama", "smollm3"):
         config["mlp_bias"] = a.mlp_bias
+    if a.rope_layers is not None:  # the name is the opposite of what its entries say
+        config["no_rope_layers"] = [int(turns) for turns in a.rope_layers]
+        config["pad_token_id"] = 0  # the class's own lies beyond a tiny vocabulary
+        config["use_sliding_window"] = a.sliding_window is not None
     if a.family == "mistral" or a.sliding_window is not None:
         config["sliding_window"] = a.sliding_window
     if a.family.startswith("qwen") and a.sliding_window is not None:

@@ -52,7 +52,7 @@ class Rope:
 class Architecture:
     """Shapes and switches of one decoder-only model. Sizes are element counts."""
 
-    family: str  # "llama", "mistral", "qwen2", "qwen3"
+    family: str  # "llama", "mistral", "qwen2", "qwen3", "smollm3"
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -70,6 +70,7 @@ class Architecture:
     qk_norm: bool = False  # RMS norm on each head of q and k before rope (Qwen3)
     sliding_window: int | None = None  # tokens a position may look back, itself included
     sliding_layers: tuple[bool, ...] | None = None  # None: every layer
+    rope_layers: tuple[bool, ...] | None = None  # where q and k are rotated; None: every layer
 
 
 class Weight(Protocol):

@@ -20,11 +20,13 @@ FAMILIES: Mapping[str, str] = {
     "mistral3": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "smollm3": "smollm3",
 }
 # The families whose q and k rows llama.cpp stores interleaved, pair by pair.
-INTERLEAVED = frozenset({"llama", "mistral"})
+INTERLEAVED = frozenset({"llama", "mistral", "smollm3"})
 
 _DEFAULT_THETA = 10000.0  # llama.cpp's, when the file does not say
+_SMOLLM3_PERIOD = 4  # every so many layers one has no rope; no key says so, llama.cpp fixes it
 # Keys that change the computation in ways the graph does not know, with their harmless values.
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -85,6 +87,7 @@ def architecture_of(
         qk_norm=f"{first}self_attn.q_norm.weight" in shapes or family == "qwen3",
         sliding_window=window,
         sliding_layers=_sliding_layers(keys, num_layers) if window else None,
+        rope_layers=_rope_layers(num_layers) if family == "smollm3" else None,
     )
     check_sizes(architecture, origin)
     return architecture
@@ -157,6 +160,10 @@ def _sliding_layers(keys: Settings, num_layers: int) -> tuple[bool, ...] | None:
         return tuple(bool(flag) for flag in pattern[:num_layers])
     period = keys.whole("attention.sliding_window_pattern")
     return tuple(period == 0 or (layer + 1) % period != 0 for layer in range(num_layers))
+
+
+def _rope_layers(num_layers: int) -> tuple[bool, ...]:
+    return tuple((layer + 1) % _SMOLLM3_PERIOD != 0 for layer in range(num_layers))
 
 
 def _rope(

@@ -170,22 +170,28 @@ class _GraphBuilder:
         sizes = {f"{prefix}q_proj": q_size, f"{prefix}k_proj": kv_size, f"{prefix}v_proj": kv_size}
         qkv = self._linear(sizes, a.hidden_size, a.qkv_bias, x)
         q, k, v = _split(qkv, -1, sizes.values())
-        q = self._turned(q, f"{prefix}q_norm.weight", a.num_heads, step)
-        k = self._turned(k, f"{prefix}k_norm.weight", a.num_kv_heads, step)
+        turns = a.rope_layers is None or a.rope_layers[layer]
+        q = self._placed(q, f"{prefix}q_norm.weight", a.num_heads, step, turns)
+        k = self._placed(k, f"{prefix}k_norm.weight", a.num_kv_heads, step, turns)
         cache = _cache_parameters(layer)
         caches.extend(cache)
         attended = _paged_attention(a, self._window(layer), (q, k, v, *cache), step)
         return self._linear({f"{prefix}o_proj": a.hidden_size}, q_size, a.output_bias, attended)
 
-    def _turned(self, x: Node, norm_name: str, num_heads: int, step: _StepInputs) -> Node:
-        """Each head of x [T, heads · size] normalized (where the family does) and rotated."""
+    def _placed(
+        self, x: Node, norm_name: str, num_heads: int, step: _StepInputs, turns: bool
+    ) -> Node:
+        """Each head of x [T, heads · size] normalized and rotated, where the family does."""
         a = self._arch
+        if not turns and not a.qk_norm:
+            return x
         heads = _reshape(x, (-1, num_heads, 1, a.head_size))
         if a.qk_norm:
             gain = self._weights.vector({norm_name: a.head_size})
             heads = _rms_norm(heads, gain, a.rms_epsilon)
-        turned = _rotate(heads, step.cos, step.sin, self._rotation.rotary_dim)
-        return _reshape(turned, (-1, num_heads * a.head_size))
+        if turns:
+            heads = _rotate(heads, step.cos, step.sin, self._rotation.rotary_dim)
+        return _reshape(heads, (-1, num_heads * a.head_size))
 
     def _window(self, layer: int) -> int:
         a = self._arch

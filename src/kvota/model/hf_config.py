@@ -1,7 +1,7 @@
 """From Hugging Face's config.json to an Architecture.
 
-Where a key is absent, the default is the one of the architecture's own class in Transformers. For
-all four families that means: embeddings are not tied, and only Qwen2 has biases on q, k and v. An
+Where a key is absent, the default is the one of the architecture's own class in Transformers. That
+means: embeddings are tied in SmolLM3 alone, and only Qwen2 has biases on q, k and v. An
 absent `sliding_window` is not the same as null, which means none. The number of KV heads is not
 guessed: it defaults to all heads, and the shapes of the tensors tell.
 """
@@ -15,19 +15,21 @@ from kvota.core.errors import ModelError
 from kvota.formats.settings import Settings
 from kvota.model.architecture import Architecture
 from kvota.model.inventory import check_sizes, unsupported
-from kvota.model.rope_config import max_position_of, rope_of
+from kvota.model.rope_config import DEFAULT_THETA, max_position_of, rope_of
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 _CONFIG_BYTES_MAX = 16 * 2**20
 _ACTIVATIONS = ("silu", "swish")  # two names of one function
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _WINDOW = 4096  # where a class has one and the config does not say
 _QWEN3_HEAD_SIZE = 128
+_SMOLLM3_THETA = 2_000_000.0
 _FIRST_WINDOW_LAYER = 28  # Qwen's `max_window_layers`, when the config does not say
 
 
@@ -56,9 +58,11 @@ def architecture_of(values: Mapping[str, Any], origin: str) -> Architecture:
     _check_supported(config)
     num_heads, num_layers = config.whole("num_attention_heads"), config.whole("num_hidden_layers")
     head_size = _head_size(config, family, num_heads)
-    rope = rope_of(config, head_size)
-    window, window_layers = _sliding(config, family, num_layers)
-    may_have_bias = family in ("llama", "qwen3")
+    is_smollm3 = family == "smollm3"
+    rope = rope_of(config, head_size, theta=_SMOLLM3_THETA if is_smollm3 else DEFAULT_THETA)
+    rope_layers = _rope_layers(config, num_layers) if is_smollm3 else None
+    window, window_layers = _sliding(config, family, num_layers, rope_layers)
+    may_have_bias = family in ("llama", "qwen3", "smollm3")
     attention_bias = may_have_bias and config.flag("attention_bias", False)
     architecture = Architecture(
         family=family,
@@ -72,13 +76,14 @@ def architecture_of(values: Mapping[str, Any], origin: str) -> Architecture:
         max_position=max_position_of(config, rope),
         rms_epsilon=config.positive("rms_norm_eps", 1e-6),
         rope=rope,
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        tied_embeddings=config.flag("tie_word_embeddings", is_smollm3),
         qkv_bias=family == "qwen2" or attention_bias,
         output_bias=attention_bias,
-        mlp_bias=family == "llama" and config.flag("mlp_bias", False),
+        mlp_bias=family in ("llama", "smollm3") and config.flag("mlp_bias", False),
         qk_norm=family == "qwen3",
         sliding_window=window,
         sliding_layers=window_layers,
+        rope_layers=rope_layers,
     )
     check_sizes(architecture, origin)
     return architecture
@@ -128,25 +133,42 @@ def _head_size(config: Settings, family: str, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
+def _rope_layers(config: Settings, num_layers: int) -> tuple[bool, ...]:
+    """SmolLM3's: `no_rope_layers` has 1 where a layer rotates, 0 where it does not.
+
+    Without such a list every `no_rope_layer_interval`-th layer does not.
+    """
+    stated = config.get("no_rope_layers")
+    if stated is None:
+        interval = config.whole("no_rope_layer_interval", 4)
+        if interval < 1:
+            raise config.wrong("no_rope_layer_interval", "at least 1")
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    is_list = isinstance(stated, list) and len(stated) >= num_layers
+    if not is_list or not all(turns in (0, 1) for turns in stated):
+        raise config.wrong("no_rope_layers", f"a list of {num_layers} entries, 1 or 0")
+    return tuple(bool(turns) for turns in stated[:num_layers])
+
+
 def _sliding(
-    config: Settings, family: str, num_layers: int
+    config: Settings, family: str, num_layers: int, rope_layers: tuple[bool, ...] | None
 ) -> tuple[int | None, tuple[bool, ...] | None]:
     """The window and the layers that have it (None: all of them).
 
     Llama has none. Mistral has one on every layer unless `sliding_window` is null. Qwen has one
-    when `use_sliding_window` says so, from layer `max_window_layers` on. `layer_types` overrides
-    which.
+    when `use_sliding_window` says so, from layer `max_window_layers` on, and SmolLM3 then on the
+    layers without rope. `layer_types` overrides which.
     """
-    window = config.whole("sliding_window", 0 if config.has("sliding_window") else _WINDOW)
-    is_qwen = family in ("qwen2", "qwen3")
-    if (
-        family == "llama"
-        or window <= 0
-        or (is_qwen and not config.flag("use_sliding_window", False))
-    ):
+    absent = 0 if config.has("sliding_window") or family == "smollm3" else _WINDOW
+    window = config.whole("sliding_window", absent)
+    if family == "llama" or window <= 0:
+        return None, None
+    if family != "mistral" and not config.flag("use_sliding_window", False):
         return None, None
     layers = _window_layers(config, num_layers)
-    if layers is None and is_qwen:
+    if layers is None and rope_layers is not None:
+        layers = tuple(not turns for turns in rope_layers)
+    elif layers is None and family != "mistral":
         first = config.whole("max_window_layers", _FIRST_WINDOW_LAYER)
         layers = tuple(layer >= first for layer in range(num_layers))
     if layers is None or all(layers):

@@ -14,7 +14,7 @@ from kvota.formats.settings import Settings
 from kvota.model.architecture import Rope, RopeKind
 from kvota.model.inventory import unsupported
 
-_DEFAULT_THETA = 10000.0
+DEFAULT_THETA = 10000.0
 _ALIASES: Mapping[str, str] = {"none": "default", "su": "longrope"}
 _SUPPORTED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.FACTORS)
 _NEEDS_ORIGINAL = frozenset({RopeKind.LLAMA3, RopeKind.LONGROPE})
@@ -22,8 +22,10 @@ _IMPLIES_ORIGINAL = frozenset({RopeKind.YARN, RopeKind.DYNAMIC})
 _DERIVES_FACTOR = frozenset({RopeKind.YARN, RopeKind.LONGROPE})
 
 
-def rope_of(config: Settings, head_size: int) -> Rope:
+def rope_of(config: Settings, head_size: int, *, theta: float = DEFAULT_THETA) -> Rope:
     """The rope settings of a config. A kind that is not known is refused, never read as plain.
+
+    `theta` is the class's own, for a config that states none.
 
     Raises UnsupportedModel for the kind, ModelError for a setting that is missing or no number.
     """
@@ -34,7 +36,7 @@ def rope_of(config: Settings, head_size: int) -> Rope:
     is_longrope = kind is RopeKind.LONGROPE
     rotary_dim = int(head_size * _in_or_beside(table, config, "partial_rotary_factor", 1.0))
     return Rope(
-        theta=_in_or_beside(table, config, "rope_theta", _DEFAULT_THETA),
+        theta=_in_or_beside(table, config, "rope_theta", theta),
         kind=kind,
         factor=_factor(config, table, kind, original),
         original_max_position=original,
