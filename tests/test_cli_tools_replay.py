@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kvota.cli import app
 from kvota.core.errors import KvotaError
 from kvota.tools.load.loopback import ForeignHost
-from kvota.traffic.opening import TraceFormat, format_of
+from kvota.traffic.opening import TraceFormat, format_of, open_traffic
 from tests.support.counting_backend import counting, tokenizing
 from tests.support.fake_backend import FakeBackend
 from tests.support.small_traces import write_bailian, write_burstgpt
@@ -104,6 +104,29 @@ def test_converted_traffic_can_be_piped() -> None:
     result = RUN.invoke(app, ["trace", "convert", HEAD, "--to", "azure"])
     assert result.stdout.startswith("TIMESTAMP,ContextTokens,GeneratedTokens")
     assert len(result.stdout.splitlines()) == 401
+
+
+def test_a_trace_can_be_converted_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "traffic"
+    path.write_bytes(Path(HEAD).read_bytes())
+    num = len(list(open_traffic(path).arrivals))
+    result = RUN.invoke(app, ["trace", "convert", str(path), "--to", "journal", "--out", str(path)])
+    assert result.exit_code == 0, result.output
+    assert format_of(path) is TraceFormat.JOURNAL
+    assert len(list(open_traffic(path).arrivals)) == num
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_conversion_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    bad, out = tmp_path / "bad.csv", tmp_path / "out"
+    bad.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01,5,5\nno,row,here\n"
+    )
+    out.write_text("as before")
+    result = RUN.invoke(app, ["trace", "convert", str(bad), "--to", "azure", "--out", str(out)])
+    assert result.exit_code != 0
+    assert out.read_text() == "as before"
+    assert sorted(tmp_path.iterdir()) == [bad, out]
 
 
 def test_no_load_goes_to_another_machine_unasked() -> None:

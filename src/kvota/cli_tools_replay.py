@@ -225,11 +225,19 @@ def convert(
 
 
 def _write(out: Path, traffic: Traffic, to: Target) -> int:
+    """Put there when it is whole: it may be the file that is read."""
+    is_device = out.exists() and not out.is_file()
+    draft = out if is_device else out.with_name(f"{out.name}.part")
     try:
-        with out.open("wb") as file:
-            return write_traffic(traffic.arrivals, to, file)
+        with draft.open("wb") as file:
+            num = write_traffic(traffic.arrivals, to, file)
+        draft.replace(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}.") from None
+    finally:
+        if not is_device:
+            draft.unlink(missing_ok=True)
+    return num
 
 
 def _scaling(time: float, length: int) -> Scaling:

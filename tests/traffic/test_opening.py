@@ -176,3 +176,53 @@ def test_one_seed_gives_one_traffic() -> None:
     )
     assert one == same
     assert one != other
+
+
+def azure(*rows: str) -> str:
+    return "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
+
+
+def test_times_that_go_back_a_little_are_taken_as_the_same(tmp_path: Path) -> None:
+    content = azure("2024-05-10 00:00:02.00,5,5", "2024-05-10 00:00:01.50,6,6")
+    assert [(one.at_s, one.prompt_tokens) for one in opened(tmp_path, content)[1]] == [
+        (0.0, 5),
+        (0.0, 6),
+    ]
+
+
+def test_a_file_that_is_not_in_order_of_time_is_refused(tmp_path: Path) -> None:
+    content = azure("2024-05-10 00:00:20.00,5,5", "2024-05-10 00:00:01.00,5,5")
+    with pytest.raises(TraceError, match=r"request 2 is at -19 s, .* 0 s\. Sort the file"):
+        opened(tmp_path, content)
+
+
+def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="request 1 is at nan s"):
+        opened(tmp_path, MOONCAKE.replace("27482", "NaN"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (azure("2024-05-10 00:00:20.00,-5,5"), ":2: .*a length is -5"),
+        (BURSTGPT_6.replace("276", "-1"), ":4: .*a length is -1"),
+        (SHAREGPT.replace("12,4", "12,-4"), ":2: .*a length is -4"),
+        (MOONCAKE.replace("6955", "-6955"), ":1: .*a length is -6955"),
+    ],
+    ids=["Azure", "BurstGPT", "ShareGPT", "Mooncake"],
+)
+def test_a_length_below_nothing_is_refused_with_its_line(
+    content: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TraceError, match=says):
+        opened(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", ["mooncake_conversation_head.jsonl.gz", None])
+def test_a_packed_file_that_ends_in_the_middle_says_so(name: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gz"
+    clients = json.dumps({"windows": [], "dataset": {}, "client": 1}) + "\n"
+    packed = gzip.compress(clients.encode() * 9) if name is None else (TRACES / name).read_bytes()
+    path.write_bytes(packed[: len(packed) - 9])
+    with pytest.raises(TraceError, match="cannot be read as traffic: Compressed file ended"):
+        list(open_traffic(path).arrivals)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, islice
+from math import inf, isfinite
 from pathlib import Path
 from random import Random
 
@@ -28,12 +29,14 @@ from kvota.traffic.traces import (
     read_mooncake,
     read_own_journal,
     read_sharegpt,
+    readable,
     spread,
 )
 
 DAY_S = 86_400.0
 _SHOWN_CHARACTERS = 80  # of a first line that is of no known format
 _LOOK_AHEAD = 256  # requests that show whether times are whole buckets
+_DISORDER_S = 1.0  # by which times may go back: requests logged when they ended, clocks set
 _ROUNDING_S = 0.005  # that the conversation trace's times are off them
 
 
@@ -120,7 +123,24 @@ def open_traffic(
                     clients, rng, start_s=from_s, end_s=until_s, max_tokens=max_tokens
                 )
             )
-    return Traffic(path, found, arrivals, passed_over)
+    return Traffic(path, found, _in_order(path, arrivals), passed_over)
+
+
+def _in_order(path: Path, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+    """Times that never go back; by a little they may, and then are taken as the same.
+
+    Raises TraceError for more, and for a file that ends in the middle.
+    """
+    before_s = -inf
+    with readable(path):
+        for num, one in enumerate(arrivals, start=1):
+            if not (isfinite(one.at_s) and one.at_s >= before_s - _DISORDER_S):
+                raise TraceError(
+                    f"{path}: its request {num} is at {one.at_s:g} s, and the one before it at "
+                    f"{before_s:g} s. Sort the file by time."
+                )
+            before_s = max(before_s, one.at_s)
+            yield one if one.at_s == before_s else replace(one, at_s=before_s)
 
 
 def format_of(path: Path) -> TraceFormat:
@@ -152,12 +172,8 @@ def _what_it_is(first: str, fields: set[str]) -> str:
 
 
 def _first_line(path: Path) -> str:
-    try:
-        with open_trace(path) as file:
-            return file.readline()
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise TraceError(f"{path} cannot be read as traffic: {reason}.") from None
+    with readable(path), open_trace(path) as file:
+        return file.readline()
 
 
 def _fields_of(line: str) -> set[str]:

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from kvota.traffic.arrival import Arrival
-from kvota.traffic.traces import TraceError, open_trace
+from kvota.traffic.traces import TraceError, open_trace, readable
 
 WINDOW_S = 600.0
 PERIOD_S = 21_600.0  # lengths are given per six hours
@@ -69,7 +69,7 @@ class Client:
 
 def read_clients(path: Path) -> list[Client]:
     """Raises TraceError for a line that is not a ServeGen client."""
-    with open_trace(path) as file:
+    with readable(path), open_trace(path) as file:
         try:
             return [_client(json.loads(line)) for line in file]
         except (KeyError, TypeError, ValueError) as error:

@@ -16,7 +16,9 @@ exactly what its answer had.
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -56,11 +58,12 @@ def read_azure(path: Path, *, max_tokens: int | None = 1024) -> Iterator[Arrival
             try:
                 moment = datetime.fromisoformat(row["TIMESTAMP"])
                 prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                first = first or moment
+                at_s = (moment - first).total_seconds()
+                arrival = _arrival(at_s, prompt, output, max_tokens)
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}:{number}: not a row of an Azure trace: {error}") from None
-            first = first or moment
-            at_s = (moment - first).total_seconds()
-            yield _arrival(at_s, prompt, output, max_tokens)
+            yield arrival
 
 
 def read_mooncake(path: Path, *, max_tokens: int | None = 2048) -> Iterator[Arrival]:
@@ -104,6 +107,7 @@ def read_burstgpt(
             try:
                 moment_s = float(row["Timestamp"])
                 prompt, output = int(row["Request tokens"]), int(row["Response tokens"])
+                arrival = _arrival(moment_s, prompt, output, max_tokens)
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}:{number}: not a row of BurstGPT: {error}") from None
             if output == 0:
@@ -112,8 +116,7 @@ def read_burstgpt(
                 continue
             first_s = moment_s if first_s is None else first_s
             session = row.get("Session ID") or None
-            arrival = _arrival(moment_s - first_s, prompt, output, max_tokens)
-            yield replace(arrival, session=session)
+            yield replace(arrival, at_s=moment_s - first_s, session=session)
 
 
 def read_sharegpt(
@@ -125,10 +128,11 @@ def read_sharegpt(
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
                 prompt, output = int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
+                arrival = _arrival(0.0, prompt, output, max_tokens)
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}:{number}: not a row of lengths: {error}") from None
             at_s += rng.expovariate(rate_rps)
-            yield _arrival(at_s, prompt, output, max_tokens)
+            yield replace(arrival, at_s=at_s)
 
 
 def read_own_journal(
@@ -195,6 +199,9 @@ def _scattered(bucket: list[Arrival], bucket_s: float, rng: Random) -> Iterator[
 
 
 def _arrival(at_s: float, prompt: int, output: int, max_tokens: int | None) -> Arrival:
+    """Raises ValueError for what is no length; none at all counts as one token."""
+    if min(prompt, output) < 0:
+        raise ValueError(f"a length is {min(prompt, output)}")
     output = max(output, 1)
     allowed = output if max_tokens is None else max_tokens
     return Arrival(
@@ -203,6 +210,16 @@ def _arrival(at_s: float, prompt: int, output: int, max_tokens: int | None) -> A
         output_tokens=min(output, allowed),
         max_tokens=allowed,
     )
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises TraceError where the file is no text, or damaged, or ends in the middle."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise TraceError(f"{path} cannot be read as traffic: {reason.rstrip('.')}.") from None
 
 
 def open_trace(path: Path) -> TextIO:
