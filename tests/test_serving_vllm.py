@@ -163,6 +163,7 @@ def test_vllm_is_started_watched_and_answered_for(serving: Serving) -> None:
     reply = client.chat(stream=True)
     assert reply.finish() == "stop"
     assert reply.headers["x-kvota-backend"] == "node"
+    assert client.get("/ready").status == 200
     assert client.metric("kvota_gateway_node_up") == 1
     assert client.metric("kvota_time_to_first_token_seconds_count") == 2, "at the desk for it"
     [engine] = serving.engines

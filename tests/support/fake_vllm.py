@@ -9,13 +9,14 @@ import asyncio
 import os
 import sys
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import FakeBackend, fails
 
 
 async def main() -> None:
     print("fake vllm", *sys.argv[1:], file=sys.stderr, flush=True)
     backend = FakeBackend(delay_s=float(os.environ.get("FAKE_VLLM_DELAY_S", "0")))
     backend.keeps_received = False
+    backend.overrides["/ready"] = fails(404)
     await backend.listen(int(sys.argv[sys.argv.index("--port") + 1]))
     await asyncio.Event().wait()
 

@@ -18,6 +18,7 @@ from kvota.gateway.metrics import GatewayMetrics
 from kvota.gateway.routes import Route
 from kvota.gateway.settings import AUTO
 from kvota.gateway.upstream.foreign_desk import ForeignDesk
+from kvota.gateway.upstream.kinds import TRAITS
 from kvota.wire.responses import ModelCard, ModelList
 
 PAGE_TIMEOUT_S = 5.0
@@ -66,9 +67,9 @@ class About:
         return json_response({"status": "ready"})
 
     async def _require_node_ready(self, own: Backend) -> None:
-        """The node's own word, as it would give it."""
+        """The engine's own word, on the page where its kind gives it."""
         try:
-            await own.upstream.fetch("/ready", timeout_s=PAGE_TIMEOUT_S)
+            await own.upstream.fetch(TRAITS[own.kind].health_path, timeout_s=PAGE_TIMEOUT_S)
         except KvotaError as error:
             raise Refused(
                 Refusal.ENGINE_RESTARTING,
