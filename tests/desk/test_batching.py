@@ -91,9 +91,13 @@ def test_a_request_longer_than_the_line_may_come_in_alone() -> None:
     assert line.arrive([text(2, 1)], 0.0) is not None
 
 
+def full_batch() -> TextBatch:
+    return TextBatch([text(key, 10) for key in range(4)], 40)
+
+
 def test_what_comes_back_later_is_told_by_the_measured_speed() -> None:
     line = BatchLine(SETTINGS)
-    line.computed(TextBatch([text(9, 10)], 10), seconds=1.0)  # a tenth of a second a token
+    line.computed(full_batch(), seconds=4.0)  # a tenth of a second a token
     line.arrive([text(1, 180)], 0.0)
     assert line.wait_s() == pytest.approx(18.0)
     refused = line.arrive([text(2, 60)], 0.0)
@@ -103,7 +107,7 @@ def test_what_comes_back_later_is_told_by_the_measured_speed() -> None:
 
 def test_who_cannot_be_served_in_time_is_told_at_the_door() -> None:
     line = BatchLine(SETTINGS)
-    line.computed(TextBatch([text(9, 10)], 10), seconds=1.0)
+    line.computed(full_batch(), seconds=4.0)
     line.arrive([text(1, 100)], 0.0)
     refused = line.arrive([text(2, 8, deadline_s=5.0)], 0.0)
     assert refused is not None
@@ -122,11 +126,25 @@ def test_who_waited_too_long_leaves_the_line() -> None:
 def test_speed_follows_the_newest_batches() -> None:
     line = BatchLine(SETTINGS)
     for _ in range(50):
-        line.computed(TextBatch([text(1, 10)], 10), seconds=1.0)
+        line.computed(full_batch(), seconds=4.0)
     for _ in range(50):
-        line.computed(TextBatch([text(1, 10)], 10), seconds=0.1)
+        line.computed(full_batch(), seconds=0.4)
     line.arrive([text(1, 100)], 0.0)
     assert line.wait_s() == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_batch_of_few_tells_how_fast_a_line_goes_only_where_it_was_faster() -> None:
+    """Whatever its size a pass has a fixed cost, and in a line batches are full."""
+    line, few = BatchLine(SETTINGS), TextBatch([text(9, 2)], 2)
+    line.computed(few, seconds=4.0)
+    line.arrive([text(1, 100)], 0.0)
+    assert line.wait_s() is None
+    assert line.arrive([text(2, 8, deadline_s=5.0)], 0.0) is None
+    line.computed(full_batch(), seconds=4.0)
+    line.computed(few, seconds=4.0)
+    assert line.wait_s() == pytest.approx(10.8)
+    line.computed(few, seconds=0.1)
+    assert line.wait_s() == pytest.approx(5.4)
 
 
 @settings(max_examples=200, deadline=None)

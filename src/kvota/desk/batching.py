@@ -52,6 +52,11 @@ class TextBatch:
     texts: Sequence[Text]
     num_computed: int  # tokens, padding included
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the text that the others are padded to."""
+        return self.num_computed // len(self.texts)
+
 
 class BatchLine:
     """Texts in buckets; the longest-waiting text decides when its bucket must go."""
@@ -107,12 +112,20 @@ class BatchLine:
         return late
 
     def computed(self, batch: TextBatch, seconds: float) -> None:
-        """Learn how fast batches are."""
+        """Learn how fast batches are.
+
+        A pass has a fixed cost, so one of few texts says too much for each token; and in a line
+        that matters batches are full. It counts only where it was faster still.
+        """
         speed = seconds / batch.num_computed
         known = self._seconds_per_token
-        self._seconds_per_token = (
-            speed if known is None else known + _SPEED_MEMORY * (speed - known)
-        )
+        if 2 * len(batch.texts) < self._most(_bucket(batch.longest)):
+            if known is not None:
+                self._seconds_per_token = min(known, speed)
+        elif known is None:
+            self._seconds_per_token = speed
+        else:
+            self._seconds_per_token = known + _SPEED_MEMORY * (speed - known)
 
     def wait_s(self) -> float | None:
         """How long what is in line will take; None while nothing is known."""
