@@ -60,15 +60,18 @@ class Arrivals:
 
     def make(self, id_: str, arrived_s: float, headers: Mapping[bytes, bytes]) -> Arrival:
         """Raises InvalidRequest, with the header as `param`."""
-        limit_s = self._settings.request_timeout_s
-        is_told = self._settings.trusts_gateway
-        deadline_s = arrived_s + min(limit_s, _deadline_s(headers) or limit_s)
+        settings = self._settings
+        is_told, limit_s = settings.trusts_gateway, settings.request_timeout_s
+        wanted_s = _deadline_s(headers)
+        if wanted_s is not None and wanted_s < limit_s:
+            limit_s = wanted_s
+        queue_limit_s = settings.queue_timeout_s
         return Arrival(
             id=id_,
             client_id=client_id(headers) or id_,
             arrived_s=arrived_s,
-            queue_deadline_s=min(deadline_s, arrived_s + self._settings.queue_timeout_s),
-            deadline_s=deadline_s,
+            queue_deadline_s=arrived_s + (queue_limit_s if queue_limit_s < limit_s else limit_s),
+            deadline_s=arrived_s + limit_s,
             band=_band(headers),
             created=int(self._unix_time()),
             tenant=tenant_of(headers) if is_told else ANONYMOUS,

@@ -122,8 +122,8 @@ class Exchange:
                 return b"".join(parts)
 
     def _check_content_type(self) -> None:
-        given = self.request_headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if given not in (b"", b"application/json"):
+        given = self.request_headers.get(b"content-type", b"")
+        if given != b"application/json" and _media_type(given) not in (b"", b"application/json"):
             raise UnsupportedMediaType("The content type must be application/json.")
         encoding = self.request_headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"", b"identity"):
@@ -156,12 +156,12 @@ class Exchange:
     async def send_whole(self, status: int, content: bytes, headers: Iterable[Any] = ()) -> None:
         """Send a complete answer that is encoded already. Raises as `respond`."""
         length = (b"content-length", b"%d" % len(content))
-        fields = {name: (name, value) for name, value in (_JSON, *headers, length)}
+        fields = dict((_JSON, *headers, length)).items()  # each name once: the last of it
         self.is_started = True
         for start in range(0, len(content), PIECE_BYTES):
             end = start + PIECE_BYTES
             piece, more = content[start:end], end < len(content)
-            await self._deliver(piece, more=more, opening=(status, fields.values()))
+            await self._deliver(piece, more=more, opening=(status, fields))
 
     async def write(self, content: bytes, *, last: bool = False) -> None:
         """Send a piece of a stream; the first one sends status 200 and the headers before it.
@@ -240,6 +240,10 @@ class _Watched:
 
     async def __aexit__(self, *_: object) -> None:
         self._connection.when_lost(None)
+
+
+def _media_type(content_type: bytes) -> bytes:
+    return content_type.partition(b";")[0].strip().lower()
 
 
 def _within(limit: int, body: bytes) -> bytes:

@@ -9,7 +9,6 @@ for the backend (`verdict_of`).
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -54,8 +53,8 @@ _FAILURES: Final[Mapping[FailureKind, Failure]] = {
 }
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A request, read and understood as far as the gateway needs to."""
+class Asked(msgspec.Struct, kw_only=True):
+    """A request, read and understood as far as the gateway needs to. Never changed."""
 
     path: str
     content: bytes
@@ -65,15 +64,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     client_headers: Mapping[bytes, bytes]
     max_tokens: int | None  # of one choice; None: the client leaves it to us
     num_choices: int  # over all prompts
+    is_stream: bool
+    _estimate: int | None = None  # once somebody wants it
 
     @property
-    def is_stream(self) -> bool:
-        return bool(self.body.stream)
-
-    @cached_property
     def estimated_prompt_tokens(self) -> int:
         """By its bytes: for the limits, and for a desk here."""
-        return estimate(self.content)
+        if self._estimate is None:
+            self._estimate = estimate(self.content)
+        return self._estimate
 
     # --- as a Question
 

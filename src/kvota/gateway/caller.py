@@ -57,7 +57,7 @@ class Caller:
 
     def band(self, wanted: Band) -> Band:
         """The band a request really gets: what it wants, but no better than the key allows."""
-        return max(wanted, self.band_max)
+        return wanted if wanted > self.band_max else self.band_max
 
 
 def anonymous() -> Caller:

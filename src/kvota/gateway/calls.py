@@ -96,8 +96,10 @@ class Call(msgspec.Struct):
     @property
     def read_tokens(self) -> int:
         """Of the prompt, as usage counts them: none where nothing came of it."""
+        if self.output_tokens:
+            return self.prompt_tokens
         is_embedded = self.work is Work.EMBEDDING and self.first_token_s is not None
-        return self.prompt_tokens if self.output_tokens or is_embedded else 0
+        return self.prompt_tokens if is_embedded else 0
 
     @property
     def time_per_output_token_s(self) -> float | None:
@@ -111,9 +113,10 @@ class Call(msgspec.Struct):
 
         The prompt is held all the time, the output grows from nothing to all of it.
         """
+        if not self.output_tokens:
+            return 0.0
         held_s = max(self.total_s - (self.queued_s or 0.0), 0.0)
-        tokens = self.prompt_tokens + self.output_tokens / 2
-        return tokens / block_size * held_s if self.output_tokens else 0.0
+        return (self.prompt_tokens + self.output_tokens / 2) / block_size * held_s
 
 
 def outcome_of_code(status: int, code: str | None) -> Outcome:

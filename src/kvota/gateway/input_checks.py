@@ -42,12 +42,13 @@ def check_input(
     is_short = content is not None and len(content) <= limits.prompt_characters_max
     if isinstance(request, ChatRequest):
         _check_messages(request.messages or [], limits.num_messages_max)
-        length = 0 if is_short else num_characters([request.messages, request.tools])
-        check_length("messages", length, limits.prompt_characters_max)
+        if not is_short:
+            length = num_characters([request.messages, request.tools])
+            check_length("messages", length, limits.prompt_characters_max)
         _check_choices(request.n or 1, "n", limits.num_choices_max)
     else:
-        length = 0 if is_short else num_characters(request.prompt)
-        check_length("prompt", length, limits.prompt_characters_max)
+        if not is_short:
+            check_length("prompt", num_characters(request.prompt), limits.prompt_characters_max)
         num_choices = (request.n or 1) * num_prompts(request.prompt)
         _check_choices(num_choices, "prompt", limits.num_choices_max)
     _check_output(request, limits.output_tokens_max)

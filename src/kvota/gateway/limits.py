@@ -289,6 +289,6 @@ def _tighter(known: _Left, limit: int | None, used: int) -> _Left:
     """Limit and what remains of it, of the one with the least remaining."""
     if limit is None:
         return known
-    remaining = max(0, limit - used)
+    remaining = limit - used if limit > used else 0
     is_tighter = known[1] is None or (remaining, limit) < (known[1], known[0])
     return (limit, remaining) if is_tighter else known

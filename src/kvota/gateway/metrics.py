@@ -103,8 +103,9 @@ class GatewayMetrics:
 
     def _observe_times(self, call: Call) -> None:
         """Of a request that was answered. Embeddings have no first token."""
-        if call.ttft_s is not None:
-            self._first_token_s.observe(call.ttft_s)
+        ttft_s = call.ttft_s
+        if ttft_s is not None:
+            self._first_token_s.observe(ttft_s)
         self._request_s.observe(call.total_s)
         if call.sent_s is not None:
             self._door_s.observe(call.sent_s - call.arrived_s)

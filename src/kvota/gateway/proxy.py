@@ -38,7 +38,7 @@ from kvota.gateway.entrance import Entrance, Entry, standing_headers, texts_of
 from kvota.gateway.filters.content import FilterFound
 from kvota.gateway.live import Live, Rules, going_away
 from kvota.gateway.node_passage import PassedOn
-from kvota.telemetry.journal import PrefixNumbers
+from kvota.telemetry.journal import PREFIX_BYTES, PrefixNumbers
 from kvota.telemetry.trace import TraceContext
 from kvota.wire import checks, sse
 from kvota.wire.decode import BodyDecoder
@@ -129,10 +129,11 @@ class GatewayEndpoint(Endpoint, Generic[T]):
                 path=self._path, content=content, body=body, arrival=arrival, caller=caller,
                 client_headers=exchange.request_headers,
                 max_tokens=_max_tokens(body), num_choices=_num_choices(body),
+                is_stream=bool(body.stream),
             )  # fmt: skip
             call.is_stream = asked.is_stream
             call.num_choices, call.max_tokens = asked.num_choices, asked.max_tokens
-            if parts.prefix_numbers is not None:
+            if parts.prefix_numbers is not None and len(content) >= PREFIX_BYTES:
                 call.prefix = parts.prefix_numbers.of(texts_of(body))
             await self._answer(asked, exchange, call, rules)
 

@@ -87,21 +87,16 @@ class Route:
     name: str = field(init=False)
     names: tuple[str, ...] = field(init=False)  # its own, and its aliases
     backends: tuple[Backend, ...] = field(init=False)  # of all versions
+    has_versions: bool = field(init=False)  # more than one
+    has_choice: bool = field(init=False)  # of backends, so that it matters what is sent where
 
     def __post_init__(self) -> None:
         self.name = self.entry.name
         self.names = self.name, *self.entry.aliases
         versions = self.versions.values()
         self.backends = tuple(one for version in versions for one in version.backends)
-
-    @property
-    def has_choice(self) -> bool:
-        """More than one backend could answer, so that it matters what is sent where."""
-        return len(self.backends) > 1
-
-    @property
-    def has_versions(self) -> bool:
-        return len(self.versions) > 1
+        self.has_versions = len(self.versions) > 1
+        self.has_choice = len(self.backends) > 1
 
     def why_over(self, now: float) -> str | None:
         """Why its fallback should answer instead of making the client wait; None: stay."""

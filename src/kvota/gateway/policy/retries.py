@@ -161,9 +161,9 @@ class RetryBudget:
         return self._tokens
 
     def _fill(self, tokens: float, now: float) -> None:
-        seconds = 0.0 if self._filled_s is None else max(now - self._filled_s, 0.0)
+        if self._filled_s is not None and now > self._filled_s:
+            tokens += (now - self._filled_s) * self.settings.budget_floor_per_s
         self._filled_s = now
-        tokens += seconds * self.settings.budget_floor_per_s
         self._tokens = min(self._tokens + tokens, self.settings.budget_burst)
 
 

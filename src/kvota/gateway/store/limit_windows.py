@@ -120,7 +120,7 @@ class Window:
     def give_back(self, second: int, amount: int) -> None:
         """Undo a part of what was added in `second`; nothing if that has left the window."""
         held = self._by_second.get(second, 0)
-        returned = min(held, amount)
+        returned = amount if amount < held else held
         if returned:
             self._by_second[second] = held - returned
             self.total -= returned
@@ -166,10 +166,12 @@ class _ScopeState:
         return lacking
 
     def used(self, now: float) -> Used:
-        empty_at = max(self.requests.empty_at(now), self.tokens.empty_at(now))
-        return Used(
-            requests=self.requests.total, tokens=self.tokens.total, reset_s=max(0.0, empty_at - now)
-        )
+        requests, tokens = self.requests, self.tokens
+        empty_at = max(requests.empty_at(now), tokens.empty_at(now), now)
+        return Used(requests.total, tokens.total, empty_at - now)
+
+
+_States = list[tuple[Scope, _ScopeState]]  # of an order, in the order of its scopes
 
 
 class MemoryLimitStore:
@@ -188,22 +190,22 @@ class MemoryLimitStore:
     async def take(self, order: Order) -> Taken | Short:
         now = self._clock.now()
         states = self._states(order, now)
-        short = _shortage(order, states, now)
+        short = _shortage(order.tokens, states, now)
         if short is not None:
             return short
         second = int(now)
-        for scope, state in zip(order.scopes, states, strict=True):
+        for scope, state in states:
             if scope.limits.requests_per_minute is not None:
                 state.requests.add(second, 1)
             if scope.limits.tokens_per_minute is not None:
                 state.tokens.add(second, order.tokens)
             if scope.limits.concurrent_requests is not None:
                 state.places.add(order.place)
-        return Taken(second, [state.used(now) for state in states])
+        return Taken(second, [state.used(now) for _, state in states])
 
     async def settle(self, order: Order, second: int, *, tokens: int, requests: int) -> None:
         now = self._clock.now()
-        for scope, state in zip(order.scopes, self._states(order, now), strict=True):
+        for scope, state in self._states(order, now):
             state.places.discard(order.place)
             if scope.limits.requests_per_minute is not None:
                 _correct(state.requests, second, requests, now)
@@ -216,7 +218,7 @@ class MemoryLimitStore:
     async def close(self) -> None:
         """Nothing to do."""
 
-    def _states(self, order: Order, now: float) -> list[_ScopeState]:
+    def _states(self, order: Order, now: float) -> _States:
         states = []
         for scope in order.scopes:
             name = (order.key_id, scope.name)
@@ -225,21 +227,21 @@ class MemoryLimitStore:
                 state = self._scopes[name] = _ScopeState(self._window_s)
             state.requests.advance(now)
             state.tokens.advance(now)
-            states.append(state)
+            states.append((scope, state))
         return states
 
 
-def _shortage(order: Order, states: Sequence[_ScopeState], now: float) -> Short | None:
-    """Why the order cannot be taken, and when it could; None if it can."""
+def _shortage(tokens: int, states: _States, now: float) -> Short | None:
+    """Why an order of `tokens` cannot be taken, and when it could; None if it can."""
     worst: tuple[float, int, Limit] | None = None
-    for index, (scope, state) in enumerate(zip(order.scopes, states, strict=True)):
-        for at, kind in state.lacks(scope.limits, order.tokens, now):
+    for index, (scope, state) in enumerate(states):
+        for at, kind in state.lacks(scope.limits, tokens, now):
             if worst is None or at > worst[0]:
                 worst = (at, index, kind)
     if worst is None:
         return None
     at, index, kind = worst
-    return Short(kind, index, at - now, [state.used(now) for state in states])
+    return Short(kind, index, at - now, [state.used(now) for _, state in states])
 
 
 def _correct(window: Window, second: int, amount: int, now: float) -> None:

@@ -56,10 +56,10 @@ class Assembler:
             self._join_texts()
         chunk: dict[str, Any] = msgspec.json.decode(value)
         for part in chunk.pop("choices", ()):
-            index = part.get("index", 0)
+            index = part.pop("index", 0)
             choice = self._choices.get(index)
             if choice is None:
-                choice = self._choices[index] = {"index": 0}
+                choice = self._choices[index] = {"index": index}
             _merge(choice, part)
         if None in chunk.values():
             chunk = {name: said for name, said in chunk.items() if said is not None}
@@ -92,9 +92,10 @@ class Assembler:
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     for name, value in part.items():
         old: Any = whole.get(name)
+        kind = type(value)
         if value is None:
             whole[name] = old
-        elif type(value) is dict:
+        elif kind is dict:
             if type(old) is not dict:
                 old = whole[name] = {}
             _merge(old, value)
@@ -102,7 +103,7 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             if old is None:
                 old = whole[name] = []
             _merge_calls(old, value)
-        elif type(old) is type(value) and (name in _JOINED or type(value) is list):
+        elif kind is type(old) and (name in _JOINED or kind is list):
             whole[name] = old + value  # two texts, or two lists
         else:
             whole[name] = value

@@ -270,9 +270,11 @@ class UpstreamReply:
     async def read(self) -> bytes:
         """What has arrived, at least one byte; empty at the end. Raises as `open` does."""
         channel = self._channel
+        if channel.is_complete:
+            return await channel.piece(inf)  # at once
         settings, left_s = self.settings, _left_s(self._deadline_s, self._clock)
         patience_s = settings.idle_timeout_s if self.has_content else settings.first_byte_timeout_s
-        if left_s <= 0 and not channel.is_complete:
+        if left_s <= 0:
             raise _too_late()  # it may never pause
         try:
             return await channel.piece(min(patience_s, left_s))

@@ -64,7 +64,8 @@ def renamed_body(body: bytes, *, model: str) -> bytes:
 
 
 def is_streamable(fields: Mapping[str, msgspec.Raw]) -> bool:
-    return all(bytes(fields.get(name, b"null")) in _ABSENT for name in _WHOLE_ONLY)
+    asked = [name for name in _WHOLE_ONLY if name in fields]
+    return all(bytes(fields[name]) in _ABSENT for name in asked)
 
 
 def outgoing_headers(

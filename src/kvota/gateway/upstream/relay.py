@@ -230,10 +230,10 @@ class Relay:
 
     async def _linger(self) -> None:
         """Read the few bytes that end the answer, so that its connection can be used again."""
+        if self._reply.is_at_end:
+            await self._reply.read()  # at once: what there may be behind its [DONE]
+            return
         with contextlib.suppress(TimeoutError, AttemptFailed, RequestTimeout):
-            if self._reply.is_at_end:
-                await self._reply.read()  # at once: what there may be behind its [DONE]
-                return
             async with asyncio.timeout(LINGER_S):
                 while await self._reply.read():
                     pass
