@@ -21,18 +21,23 @@ from kvota.gateway.settings import (
 )
 from kvota.gateway.upstream.kinds import BackendKind
 from tests.support.fake_backend import (
+    DONE,
     MODEL,
     FakeBackend,
     Received,
     Script,
     Wire,
     begins,
+    chunk,
     event,
+    events,
     fails,
     hangs_up,
     never_ends,
+    piece,
     says,
     streams,
+    usage_of,
 )
 from tests.support.gateway_world import (
     PATIENCE_S,
@@ -221,6 +226,36 @@ async def test_a_node_that_refuses_one_request_is_left_alone_by_no_other(
     reply = await world.chat()
     assert (reply.status, reply.error["code"]) == (503, "kv_budget_exhausted")
     assert (await world.chat()).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_node_says_in_headers_is_passed_on_where_a_filter_reads_it(
+    closing: AsyncExitStack, a: FakeBackend, stream: bool
+) -> None:
+    async def answers(asked: Received, wire: Wire) -> None:
+        await wire.head(headers={"x-kvota-queue-ms": "1200", "x-kvota-cached-tokens": "3"})
+        for one in events(asked.path):
+            await wire.send(one)
+        await wire.end()
+
+    entry = BackendEntry(name="a", url=a.url, kind=BackendKind.KVOTA)
+    models, lists = [model_of("chat", "a")], ("credentials",)
+    world = await world_of(closing, entry, models=models, block_lists=lists)
+    a.script = answers
+    reply = await world.chat(stream=stream)
+    assert reply.text() == TEXT
+    assert reply.headers["x-kvota-queue-ms"] == "1200"
+    assert reply.headers["x-kvota-cached-tokens"] == "3"
+    assert '"queued_s": 1.2' in world.log
+
+
+async def test_cached_tokens_that_a_foreign_engine_counts_are_told(
+    chained: GatewayWorld, a: FakeBackend
+) -> None:
+    used = {**usage_of(5, 1), "prompt_tokens_details": {"cached_tokens": 4}}
+    spoken = event(chunk(CHAT, [piece(CHAT, "w0", finish="stop")]))
+    a.script = says(spoken, event(chunk(CHAT, [], usage=used)), DONE)
+    assert (await chained.chat()).headers["x-kvota-cached-tokens"] == "4"
 
 
 class _Up:

@@ -23,7 +23,7 @@ from kvota.gateway.caller import Caller
 from kvota.gateway.calls import Call
 from kvota.gateway.filters.content import Filters, OutputGuard
 from kvota.gateway.live import Rules
-from kvota.gateway.node_passage import PassedOn, pass_on
+from kvota.gateway.node_passage import PassedOn, pass_figures, pass_on
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.affinity import PrefixChain, prefix_chain
 from kvota.gateway.policy.retries import Failure, failure_of_status
@@ -172,6 +172,8 @@ class Attempt:
             async with backend.upstream.open(
                 asked.path, body, headers, deadline_s=asked.arrival.deadline_s
             ) as reply:
+                if backend.is_own_kind:
+                    pass_figures(reply, exchange, self._call)
                 relay = Relay(
                     reply,
                     self._ask(max_tokens),
@@ -254,6 +256,9 @@ class Attempt:
             return
         body = await relay.collect()
         self._keep()
+        cached = self._call.cached_tokens  # 0 also where the engine does not say
+        if cached and not self._target.backend.is_own_kind:
+            self._exchange.headers.append((b"x-kvota-cached-tokens", b"%d" % cached))
         await self._exchange.respond(200, body)
 
     def _keep(self) -> None:

@@ -59,6 +59,12 @@ async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
     await exchange.send_whole(200, content, _passed(reply))
 
 
+def pass_figures(reply: UpstreamReply, exchange: Exchange, call: Call) -> None:
+    """What the node's headers tell, where its answer is read on the way."""
+    exchange.headers += [one for one in _passed(reply) if one[0].startswith(b"x-kvota-")]
+    _measure(call, reply)
+
+
 async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
     exchange.headers += [one for one in _passed(reply) if one[0] != b"content-type"]
     _measure(call, reply)
