@@ -184,7 +184,7 @@ def test_what_was_measured_until_it_was_cut_is_shown_and_written(
     monkeypatch.setattr(cli_tools_bench, "run", run)
     ended = bench("throughput", "--out", str(tmp_path / "t"))
     assert ended.exit_code == exit_code
-    says = f"Incomplete, {cut.reason}. At most 5 output tokens/s."
+    says = f"Incomplete: {cut.reason}. At most 5 output tokens/s."
     assert says in ended.stdout
     assert says in (tmp_path / "t.html").read_text("utf-8")
     assert json.loads((tmp_path / "t.json").read_text("utf-8"))["incomplete"] == cut.reason

@@ -214,7 +214,7 @@ async def test_what_was_read_until_it_is_interrupted_is_kept_and_concludes_nothi
     assert 0 < found.likelihood[0].num_tokens < len(BODY) - len(WINDOWS)
     assert found.agreement is None
     assert found.verdict is Verdict.UNDECIDED
-    assert page.verdict_text(found).startswith("Incomplete, interrupted. Undecided:")
+    assert page.verdict_text(found).startswith("Incomplete: interrupted. Undecided:")
     written = page.as_json(found, 0.0)
     assert (written["verdict"], written["incomplete"]) == ("undecided", "interrupted")
 

@@ -205,7 +205,7 @@ def test_where_nothing_was_measured_nothing_is_kept(dies: bool) -> None:
 def test_a_page_says_first_that_it_is_incomplete() -> None:
     found = stopped(throughput(bench_on(SimServer()), SHORT, [1, 2], seconds=20), 30)
     finding = Finding.of(found, found.report({}), found.cut)
-    assert finding.report.verdict.startswith("Incomplete, interrupted. At most")
+    assert finding.report.verdict.startswith("Incomplete: interrupted. At most")
     assert not finding.is_good
     assert finding.as_json()["incomplete"] == "interrupted"
     whole = Finding.of(found, Report("Whole", verdict="Good."), None)

@@ -47,7 +47,7 @@ ERRORS: Final = (
 def verdict_text(found: Evaluation) -> str:
     """One or two sentences: the verdict, and the checks that made it."""
     if found.cut is not None:
-        return f"Incomplete, {found.cut.reason}. {WORDS[found.verdict]}"
+        return f"Incomplete: {found.cut.reason}. {WORDS[found.verdict]}"
     reasons = [f"{one.name}: {one.reason}" for one in found.checks if one.verdict is found.verdict]
     if found.verdict is Verdict.GOOD:
         return WORDS[found.verdict]

@@ -41,7 +41,7 @@ class Finding:
         """Where it was cut, the page says so first."""
         if cut is None:
             return cls(result, report)
-        verdict = f"Incomplete, {cut.reason}. {report.verdict}".rstrip()
+        verdict = f"Incomplete: {cut.reason}. {report.verdict}".rstrip()
         return cls(result, replace(report, verdict=verdict, is_bad=True), cut)
 
     @property
