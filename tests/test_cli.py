@@ -1,3 +1,4 @@
+import io
 import json
 import socket
 import subprocess
@@ -151,6 +152,24 @@ def test_chat_without_a_server_says_how_to_start_one(
     assert code == EXIT_FAILED
     assert "kvota serve" in err
     assert "cannot start" not in err
+
+
+def test_what_is_piped_into_chat_is_said_without_the_line_break_of_the_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    class Echo:
+        def __init__(self, client: object, **options: object) -> None: ...
+
+        def say(self, text: str) -> list[str]:
+            said.append(text)
+            return ["hello"]
+
+    monkeypatch.setattr(cli, "Conversation", Echo)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("  two\nlines\n\n"))
+    assert run(["chat"], monkeypatch, capsys)[:2] == (0, "hello\n")
+    assert said == ["  two\nlines"]
 
 
 def test_top_without_a_terminal_says_where_programs_look(

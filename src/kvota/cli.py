@@ -98,7 +98,7 @@ def chat(
             client, model=model, system=system, max_tokens=max_tokens, temperature=temperature
         )
         if message is None and not sys.stdin.isatty():
-            message = sys.stdin.read()
+            message = sys.stdin.read().rstrip("\r\n")
         if message is None:
             converse(conversation, ask=lambda: input("> "), show=_show)
             return

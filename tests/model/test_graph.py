@@ -8,10 +8,10 @@ import numpy.typing as npt
 import openvino as ov
 import pytest
 
-from kvota.core.errors import ModelError
+from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.core.plan import Chunk
 from kvota.model import precision
-from kvota.model.architecture import Architecture
+from kvota.model.architecture import Architecture, Rope, RopeKind
 from kvota.model.compiled import KvDtype, compile_model
 from kvota.model.gguf_source import open_gguf
 from kvota.model.graph import build_graph
@@ -135,6 +135,13 @@ def test_a_missing_weight_is_named() -> None:
     source = MemorySource(tiny_architecture("llama"))
     del source.weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ModelError, match=r"memory: the weight model\.layers\.1\.mlp\.up_proj"):
+        build_graph(source, WeightFormat.F32)
+
+
+def test_rope_settings_that_make_no_sense_name_the_model() -> None:
+    rope = Rope(theta=1.0, kind=RopeKind.YARN, original_max_position=64)
+    source = MemorySource(tiny_architecture("llama", rope=rope))
+    with pytest.raises(UnsupportedModel, match=r"^memory: rope yarn .* no frequencies"):
         build_graph(source, WeightFormat.F32)
 
 

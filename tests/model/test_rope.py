@@ -81,6 +81,15 @@ def test_only_the_rotary_part_of_a_head_turns() -> None:
         (Rope(theta=100.0, rotary_dim=15), "15 does not fit"),
         (Rope(theta=100.0, kind=RopeKind.YARN, factor=2.0), "yarn needs the context length"),
         (Rope(theta=100.0, kind=RopeKind.FACTORS, frequency_factors=(1.0,)), "1 factors for 32"),
+        (Rope(theta=1.0, kind=RopeKind.YARN, original_max_position=64), "yarn .* no frequencies"),
+        (
+            Rope(theta=9.0, kind=RopeKind.YARN, original_max_position=64, beta_slow=-1.0),
+            "yarn .* no frequencies",
+        ),
+        (
+            Rope(theta=9.0, kind=RopeKind.FACTORS, frequency_factors=(0.0,) * 32),
+            "factors .* no frequencies",
+        ),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(rope: Rope, said: str) -> None:

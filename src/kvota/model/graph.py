@@ -17,7 +17,7 @@ import openvino.opset13 as ops
 from openvino import Node, PartialShape, Type
 from openvino.op import _PagedAttentionExtension
 
-from kvota.core.errors import ModelError
+from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.architecture import Architecture, Weight, WeightSource
 from kvota.model.levels import LeveledWeight
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
@@ -100,9 +100,7 @@ class _GraphBuilder:
         self._weights = _Weights(source)
         self._asked = weight_format
         self._formats: set[WeightFormat] = set()
-        self._rotation = rotation(
-            self._arch.rope, self._arch.head_size, context_len or self._arch.max_position
-        )
+        self._rotation = _rotation_of(source, context_len)
 
     def build(self) -> PagedModel:
         a = self._arch
@@ -199,6 +197,14 @@ class _GraphBuilder:
             return 0
         slides = a.sliding_layers is None or a.sliding_layers[layer]
         return a.sliding_window if slides else 0
+
+
+def _rotation_of(source: WeightSource, context_len: int | None) -> Rotation:
+    a = source.architecture
+    try:
+        return rotation(a.rope, a.head_size, context_len or a.max_position)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{source.origin}: {error.message}.") from error
 
 
 def _parameter(name: str, element: Type, shape: list[int]) -> Node:

@@ -106,9 +106,13 @@ def load_model(
 
 
 def _tokenizer(path: Path, kind: ModelKind) -> Tokenizer:
-    if kind is ModelKind.GGUF:
-        return Tokenizer.from_gguf_metadata(read_gguf_metadata(path))
-    return Tokenizer.from_directory(path)
+    if kind is not ModelKind.GGUF:
+        return Tokenizer.from_directory(path)
+    metadata = read_gguf_metadata(path)
+    try:
+        return Tokenizer.from_gguf_metadata(metadata)
+    except ModelError as error:
+        raise type(error)(f"{path}: {error.message}") from error
 
 
 def _template(tokenizer: Tokenizer, path: Path) -> ChatTemplate | None:

@@ -40,12 +40,18 @@ def rotation(rope: Rope, head_size: int, context_len: int) -> Rotation:
     dim = rope.rotary_dim or head_size
     if dim % 2 or dim > head_size:
         raise UnsupportedModel(f"rotary dimension {dim} does not fit a head of {head_size}")
-    frequencies = _frequencies(rope, dim, context_len)
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, scale = _frequencies(rope, dim, context_len), _scale(rope)
+    except (ArithmeticError, ValueError) as error:
+        raise UnsupportedModel(f"rope {rope.kind} gives no frequencies: {error}") from error
+    if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
+        raise UnsupportedModel(f"rope {rope.kind} gives no frequencies, with settings like these")
     if len(frequencies) != dim // 2:
         raise UnsupportedModel(
             f"rope {rope.kind} has {len(frequencies)} factors, but {dim // 2} pairs to turn"
         )
-    return Rotation(frequencies.astype(np.float32), _scale(rope))
+    return Rotation(frequencies.astype(np.float32), scale)
 
 
 def _frequencies(rope: Rope, dim: int, context_len: int) -> _Floats:
