@@ -109,6 +109,11 @@ async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
     async with asyncio.timeout(PATIENCE_S):
         await backend.generations[0].is_gone.wait()
     await client.until("second", "prefill")
+
+    async def is_asked() -> bool:
+        return len(backend.generations) == 2
+
+    await until(is_asked)  # else the third one would get its script
     assert (await client.delete(second["id"], "/admin/requests")).status == 200
     reply = await client.tasks["second"]
     assert (reply.status, reply.error["code"]) == (410, "request_cancelled")
