@@ -42,6 +42,7 @@ class Entry:
     tenant: str = field(init=False)
     band: Band = field(init=False)
     size: int = field(init=False)  # choices
+    uncached_tokens: int = field(init=False)  # of its prompt
     due_s: float = field(init=False)  # by when its first token must be there
     rank: Rank = field(init=False)
     stage: Stage = Stage.QUEUED
@@ -64,6 +65,7 @@ class Entry:
         ticket = self.ticket
         self.id, self.tenant = ticket.id, ticket.tenant
         self.band, self.size = ticket.band, ticket.n
+        self.uncached_tokens = ticket.prompt_tokens - ticket.cached_tokens
         self.due_s = min(self.first_token_by_s, self.end_by_s)
         self.rank = (self.due_s, self.arrival)
         self.produced = [0] * ticket.n
@@ -78,10 +80,6 @@ class Entry:
         return self.stage in HOLDING
 
     @property
-    def uncached_tokens(self) -> int:
-        return self.ticket.prompt_tokens - self.ticket.cached_tokens
-
-    @property
     def unread_tokens(self) -> int:
         """What the engine has to compute of it before its next token, were it granted now."""
         return self.uncached_tokens + sum(self.produced)
@@ -94,7 +92,7 @@ class Entry:
     @property
     def num_open(self) -> int:
         """Choices that go on; 1 for the time between the end of the last and the release."""
-        return max(self.is_done.count(False), 1)
+        return self.is_done.count(False) or 1
 
     @property
     def longest_open(self) -> int:
@@ -141,14 +139,15 @@ def new_entry(
     lane = lane_of(ticket.prompt_tokens, settings)
     group = forecast.group(ticket.model, ticket.tenant, lane)
     is_long = lane is Lane.LONG
+    expected_tokens, expected_growth = forecast.expected(group, ticket.max_tokens)
     return Entry(
         ticket=ticket,
         lane=lane,
         arrival=arrival,
         group=group,
         claim=ledger.claim(ticket, group, produced=0, num_open=ticket.n, is_long=is_long),
-        expected_tokens=forecast.mean(group, ticket.max_tokens),
-        expected_growth=forecast.growth(group, ticket.max_tokens),
+        expected_tokens=expected_tokens,
+        expected_growth=expected_growth,
         is_forecast=forecast.is_known(group),
         weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
         queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
@@ -167,4 +166,4 @@ def ids_in(entries: Mapping[str, Entry], stages: Set[Stage]) -> set[str]:
 def _earlier(deadline_s: float | None, ticket: Ticket, limit_s: float | None) -> float:
     """The ticket's own deadline or the settings' limit after its arrival; inf without either."""
     limit_at_s = inf if limit_s is None else ticket.arrived_s + limit_s
-    return limit_at_s if deadline_s is None else min(deadline_s, limit_at_s)
+    return limit_at_s if deadline_s is None or limit_at_s < deadline_s else deadline_s

@@ -162,7 +162,10 @@ class FirstTokens:
         self._spread = None
         if self._fastest is not None and not is_cut:
             self._fastest = min(self._fastest, seconds / tokens)
-        self._slowest_s, self._fewest = max(self._slowest_s, seconds), min(self._fewest, tokens)
+        if seconds > self._slowest_s:
+            self._slowest_s = seconds
+        if tokens < self._fewest:
+            self._fewest = tokens
         self._num_since += 1
         if self._num_since == _NUM_KEPT:
             self._num_since = 0

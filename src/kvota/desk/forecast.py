@@ -192,13 +192,19 @@ class Forecast:
         total: IntArray = np.maximum(self._edges[num_above] - 1, produced)
         return total
 
-    def mean(self, group: int, length_max: int) -> float:
-        """Expected tokens of a new output that is cut at `length_max`: Σ S(x) for x in 1..max."""
-        return self._summed(_COUNT, group, length_max)
-
-    def growth(self, group: int, length_max: int) -> float:
-        """Expected Σ of what such an output holds after each of its steps: Σ x·S(x)."""
-        return self._summed(_TOTAL, group, length_max)
+    def expected(self, group: int, length_max: int) -> tuple[float, float]:
+        """Of a new output that is cut at `length_max`: its tokens, Σ S(x) for x in 1..max, and what
+        it holds after each of its steps together, Σ x·S(x). Whole buckets, and a part of the last.
+        """
+        last = length_max if length_max < LENGTH_MAX else LENGTH_MAX
+        bucket = _bucket_of_one(last)
+        first = self._edges.item(bucket) or 1
+        num = last - first + 1
+        speaker = self._speaker.item(group)
+        alive = self._curves.item(speaker, bucket)
+        tokens: float = self._sums.item(_COUNT, speaker, bucket) + num * alive
+        growth: float = self._sums.item(_TOTAL, speaker, bucket) + num * (first + last) / 2 * alive
+        return tokens, growth
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
@@ -209,18 +215,6 @@ class Forecast:
             assert curve[-1] > 0, "a survival curve reaches 0"
             speaker = int(self._speaker[group])
             assert speaker in (group, _UNKNOWN) or self._is_wider(speaker, group)
-
-    def _summed(self, what: int, group: int, length_max: int) -> float:
-        """Σ S(x) or Σ x·S(x) for x in 1..length_max: whole buckets, and a part of the last."""
-        last = min(length_max, LENGTH_MAX)
-        bucket = _bucket_of_one(last)
-        first = max(self._edges.item(bucket), 1)
-        num = last - first + 1
-        part = num if what == _COUNT else num * (first + last) / 2
-        speaker = self._speaker.item(group)
-        alive, before = self._curves.item(speaker, bucket), self._sums.item(what, speaker, bucket)
-        summed: float = before + part * alive
-        return summed
 
     def _take_curve(self, group: int) -> None:
         self._curves[group] = self._windows[group].curve()

@@ -151,10 +151,14 @@ class Ledger:
         """
         prompt, own, before, left, _, group = self._fields[lease_id]
         own += produced - before
-        left = max(left - (produced - before), 0)
+        left -= produced - before
+        if left < 0:
+            left = 0
         if private_tokens is not None:
             in_blocks = -(-own // self.block_size) * self.block_size
-            prompt = max(private_tokens - num_open * in_blocks, 0)
+            prompt = private_tokens - num_open * in_blocks
+            if prompt < 0:
+                prompt = 0
         self._fields[lease_id] = prompt, own, produced, left, num_open, group
         self._unwritten.add(lease_id)
         worst = self._worst_of(prompt, own, left, num_open)

@@ -45,7 +45,8 @@ class PauseBudget:
         return self._share > 0 and self._left >= 0
 
     def computed(self, num_tokens: int) -> None:
-        self._left = min(self._left + self._share * num_tokens, self._saved_max)
+        left = self._left + self._share * num_tokens
+        self._left = left if left < self._saved_max else self._saved_max
 
     def spend(self, num_tokens: float) -> None:
         self._left -= num_tokens

@@ -111,7 +111,9 @@ class _LaneReading:
 
     def tokens_left(self, now: float) -> float:
         """Still to be read, if the first is read at the speed that is known."""
-        first = next(iter(self.tokens_of.values()), 0)
+        if not self._tokens:
+            return 0
+        first = next(iter(self.tokens_of.values()))
         token_s = self.times.token_s
         read = (now - self._since_s) / token_s if token_s else 0.0
         return self._tokens - min(read, first)
