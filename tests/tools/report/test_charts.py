@@ -5,7 +5,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvota.tools.report.charts import Bars, Mark, Series, bar_chart, line_chart, number
+from kvota.tools.report.charts import (
+    Bars,
+    Mark,
+    Series,
+    bar_chart,
+    line_chart,
+    number,
+    tick_texts,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -100,3 +108,25 @@ def test_stacked_bars_stand_on_each_other() -> None:
 )
 def test_numbers_as_people_write_them(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.0, 200.0, 400.0], ["0", "200", "400"]),
+        ([0.0, 0.002, 0.004], ["0", "0.002", "0.004"]),
+        ([564.0, 564.05, 564.1], ["564.00", "564.05", "564.10"]),
+        ([563.5, 564.0, 564.5], ["563.5", "564.0", "564.5"]),
+        ([10_000.2, 10_000.4], ["10,000.2", "10,000.4"]),
+    ],
+)
+def test_ticks_of_an_axis_are_told_apart(values: list[float], shown: list[str]) -> None:
+    assert tick_texts(values) == shown
+
+
+def test_a_series_far_from_zero_has_no_two_ticks_with_one_text() -> None:
+    points = [(minute, 564.03 + 0.01 * minute) for minute in range(9)]
+    chart = parsed(line_chart([Series("MiB", points)], "minutes", "MiB", from_zero=False))
+    shown = texts(chart)
+    assert len(set(shown) - {"minutes", "MiB"}) >= len(shown) - 4, "an x and a y may be equal"
+    assert "564.04" in shown

@@ -7,7 +7,8 @@ point shows its numbers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isfinite
+from itertools import pairwise
+from math import floor, isfinite, log10
 
 from kvota.tools.report.scales import Scale, linear, logarithmic
 
@@ -104,6 +105,16 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Of the values at one axis, ascending: with as many digits as tell each from the next."""
+    texts = [number(value) for value in values]
+    if len(set(texts)) == len(texts):
+        return texts
+    step = min(high - low for low, high in pairwise(values))
+    decimals = max(0, -floor(log10(step) + 1e-9))
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
 class _Legend:
     """Names with their colours above the chart, in as many rows as they need; none for one name."""
 
@@ -172,13 +183,14 @@ def _group(
 
 
 def _y_axis(y: Scale, label: str) -> Iterator[str]:
-    for value in y.ticks():
+    values = y.ticks()
+    for value, text in zip(values, tick_texts(values), strict=True):
         at = y.at(value)
         yield (
             f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" '
             'stroke="currentColor" stroke-opacity="0.15"/>'
         )
-        yield _text(LEFT - 8, at + 4, number(value), "end")
+        yield _text(LEFT - 8, at + 4, text, "end")
     middle = (y.start + y.end) / 2
     yield (
         f'<text x="16" y="{middle:.0f}" transform="rotate(-90 16 {middle:.0f})" '
@@ -191,8 +203,9 @@ def _x_axis(x: Scale, y: Scale, label: str) -> Iterator[str]:
         f'<line x1="{LEFT}" y1="{y.start:.1f}" x2="{WIDTH - RIGHT}" y2="{y.start:.1f}" '
         'stroke="currentColor" stroke-opacity="0.6"/>'
     )
-    for value in x.ticks():
-        yield _text(x.at(value), y.start + 18, number(value), "middle")
+    values = x.ticks()
+    for value, text in zip(values, tick_texts(values), strict=True):
+        yield _text(x.at(value), y.start + 18, text, "middle")
     yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, label, "middle")
 
 
