@@ -1,5 +1,7 @@
 """When to try again and how long to wait."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -95,3 +97,15 @@ def test_a_quiet_time_saves_no_more_than_the_reserve() -> None:
     for _ in range(10_000):
         budget.earn()
     assert sum(budget.spend() for _ in range(100)) == 10
+
+
+def test_threads_that_share_a_client_share_its_budget_to_the_last_retry() -> None:
+    budget = RetryBudget(Patience(budget_reserve=5000.0))
+    was_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            spent = list(threads.map(lambda _: sum(budget.spend() for _ in range(1000)), range(8)))
+    finally:
+        sys.setswitchinterval(was_s)
+    assert sum(spent) == 5000

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from random import Random
+from threading import Lock
 from typing import Final
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -44,22 +45,25 @@ class Patience:
 
 
 class RetryBudget:
-    """Retries that may still be spent. Not for use by several threads at once without a lock."""
+    """Retries that may still be spent, by all threads that share a client."""
 
     def __init__(self, patience: Patience) -> None:
         self._share = patience.budget_share
         self._most = self._left = patience.budget_reserve
+        self._lock = Lock()
 
     def earn(self) -> None:
         """A request was sent for the first time."""
-        self._left = min(self._most, self._left + self._share)
+        with self._lock:
+            self._left = min(self._most, self._left + self._share)
 
     def spend(self) -> bool:
         """Whether there was a retry left; it is gone now."""
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
+        with self._lock:
+            if self._left < 1.0:
+                return False
+            self._left -= 1.0
+            return True
 
 
 @dataclass(frozen=True, slots=True)
