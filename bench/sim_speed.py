@@ -4,8 +4,8 @@
 
 One hour of Azure's conversation trace on one node, with leaps and without (a part of it, for they
 give the same answer); then so many requests of the same kind over a fleet behind the router, with
-a desk, an engine and a KV cache for each replica. A million takes about twenty minutes on two
-cores. CPU times are of all processes together, so other work on the machine hardly shows in them.
+a desk, an engine and a KV cache for each replica. A million takes half an hour on two cores.
+CPU times are of all processes together, so other work on the machine shows less in them.
 """
 
 import argparse
