@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
 	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
 	@echo "make bench-tools     our load tester beside aiperf, the planner beside real memory bills (minutes; ARGS=--quick)"
+	@echo "make bench-sim       the simulator beside a live node, on the same traffic (half an hour)"
 	@echo "make test-vllm       real vLLM and llama.cpp servers behind the gateway (gigabytes)"
 	@echo "make bench-desk   the desk, simulated and on the real server (over an hour; ARGS=--help)"
 
@@ -53,7 +54,7 @@ bench: $(VENV)/.run .venv-bench/.done
 bench-desk: $(VENV)/.run
 	$(BIN)/python -m bench.desk $(ARGS)
 
-.PHONY: bench-gateway bench-tools chaos fuzz-gateway test-vllm
+.PHONY: bench-gateway bench-sim bench-tools chaos fuzz-gateway test-vllm
 
 bench-gateway: $(VENV)/.dev .venv-litellm/.done
 	$(BIN)/python -m bench.gateway $(ARGS)
@@ -63,6 +64,9 @@ bench-tools: $(VENV)/.dev .venv-aiperf/.done .venv-vllm/.done
 	  $(BIN)/python -m bench.tester_vs_aiperf $(ARGS) || status=1; \
 	  $(BIN)/python -m bench.plan_vs_measured $(ARGS) || status=1; \
 	  exit $$status
+
+bench-sim: $(VENV)/.run
+	$(BIN)/python -m bench.sim_vs_live $(ARGS)
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m bench.chaos --minutes 3 $(ARGS)
