@@ -137,3 +137,16 @@ def test_depth_counts_lists_dicts_and_structs(depth: int) -> None:
     assert is_nested_deeper(value, depth) is False
     assert is_nested_deeper(value, depth - 1) is (depth > 0)
     assert is_nested_deeper(StreamOptions(), 0) is True
+
+
+@pytest.mark.parametrize("text", [b"\\ud800", b"ab\\uDFFFcd", b"\\ud83d\\u0041"])
+def test_half_of_a_surrogate_pair_is_called_that(text: bytes) -> None:
+    """What cuts an emoji in two writes it; msgspec may say "Input data was truncated"."""
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        CHAT.decode(b'{"model": "' + text + b'"}')
+
+
+def test_a_body_that_is_cut_is_not_blamed_on_a_whole_pair() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        CHAT.decode(b'{"model": "\\ud83d\\ude00", ')
+    assert "surrogate" not in caught.value.message

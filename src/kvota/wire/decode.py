@@ -23,6 +23,12 @@ _UNKNOWN = re.compile(
     r"Object contains unknown field `(?P<name>.*)` - at `\$\.(?P<path>[^`]*)`", re.DOTALL
 )
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
+_HALF_PAIR = re.compile(  # the first half without the second, or the second without the first
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]", re.DOTALL
+)
+_HALF_PAIR_WORDS = (
+    "a string holds half of a surrogate pair (\\ud800 to \\udfff), as when an emoji is cut in two"
+)
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -42,7 +48,8 @@ class BodyDecoder(Generic[T]):
         except RecursionError:
             raise _too_deep(_field_that_nests(body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+            what = _HALF_PAIR_WORDS if _HALF_PAIR.search(body) else str(error)
+            raise InvalidRequest(f"The body is not valid JSON: {what}.") from None
         if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
             return request  # too few to nest that deep, and most bodies are like that
         for name in self._names:
