@@ -152,6 +152,7 @@ async def test_when_both_fail_the_client_gets_an_http_error(
     a.script = b.script = begins(1, lambda wire: wire.drop())
     reply = await chained.chat(stream=True)
     assert (reply.status, reply.error["code"]) == (502, "backend_error")
+    assert reply.error["message"].endswith("Tried: a, b.")
     assert len(a.generations) == len(b.generations) == 1
 
 

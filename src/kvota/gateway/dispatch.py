@@ -103,7 +103,7 @@ class Dispatcher:
                     return
                 if isinstance(error, Refused) and attempts.num_left <= num_behind:
                     break  # full: what is left is for the models behind
-        raise error or nobody(chain, now)
+        raise nobody(chain, now) if error is None else _naming(error, attempts.tried)
 
     def _pick(self, route: Route, wanted: _Wanted, attempts: Attempts) -> Target | None:
         now = self._clock.now()
@@ -145,9 +145,10 @@ class Dispatcher:
             if failure is None:
                 raise
             has_sent = call.first_token_s is not None or exchange.is_gone
+            told = _last(error, target, has_sent=has_sent)
             if attempts.after(failure, content_sent=has_sent, now=self._clock.now()) is not None:
-                raise _last(error, target, has_sent=has_sent) from error
-            return _last(error, target, has_sent=False)
+                raise _naming(told, attempts.tried) from error
+            return told
         except BaseException:  # cancelled, or a bug: says nothing of the backend, and is raised on
             target.backend.breaker.withdraw(target.permit, self._clock.now())
             raise
@@ -289,6 +290,13 @@ def _last(error: KvotaError, target: Target, *, has_sent: bool) -> KvotaError:
     if told is error and supervised is not None and not has_sent:
         return supervised.refusal()  # its process has died, and is being started again
     return told
+
+
+def _naming(error: KvotaError, tried: Sequence[str]) -> KvotaError:
+    """The same error; where several backends have failed, with all of their names."""
+    if isinstance(error, BackendFailed) and len(tried) > 1:
+        error.message += f" Tried: {', '.join(tried)}."
+    return error
 
 
 def _is_operators(error: PassedOn) -> bool:
