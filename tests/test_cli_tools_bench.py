@@ -190,6 +190,22 @@ def test_what_was_measured_until_it_was_cut_is_shown_and_written(
     assert json.loads((tmp_path / "t.json").read_text("utf-8"))["incomplete"] == cut.reason
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["isolation", "--rate", "inf"], "--rate"),
+        (["soak", "--minutes", "inf"], "--minutes"),
+        (["throughput", "--seconds", "inf"], "--seconds"),
+        (["sweep", "--ttft-slo", "inf"], "--ttft-slo"),
+        (["soak", "--pid", "999999999"], "no process 999999999"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(arguments: list[str], says: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
 def test_the_key_is_never_shown(node: LiveNode, tmp_path: Path) -> None:
     content = ran(
         "baseline", node, tmp_path, "--prompts", "8", "--output", "2", "--requests", "1",

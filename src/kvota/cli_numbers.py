@@ -5,8 +5,8 @@ import math
 import typer
 
 
-def positive(value: float) -> float:
-    """A number above 0 that is finite; typer's own bounds let NaN through."""
-    if not 0 < value < math.inf:
+def positive(value: float | None) -> float | None:
+    """A number above 0 that is finite, or none; typer's own bounds let infinity through."""
+    if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"must be more than 0 and finite, got {value:g}.")
     return value

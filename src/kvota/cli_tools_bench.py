@@ -22,6 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
+from kvota.cli_numbers import positive
 from kvota.core.errors import KvotaError
 from kvota.tools.load.applying import apply_cap, not_applied, require_appliable, with_effect
 from kvota.tools.load.baseline import baseline as measure_baseline
@@ -61,7 +62,17 @@ Out = Annotated[
 Allowed = Annotated[
     bool, typer.Option(FLAG, help="Load a server on another machine, which is yours to load.")
 ]
-Rate = Annotated[float | None, typer.Option(min=0.001, help="Requests per second.")]
+Rate = Annotated[
+    float | None, typer.Option(min=0.001, help="Requests per second.", callback=positive)
+]
+
+
+def _running(pid: int | None) -> int | None:
+    """The number of a process that there is."""
+    if pid is not None and not psutil.pid_exists(pid):
+        raise typer.BadParameter(f"there is no process {pid} on this machine.")
+    return pid
+
 
 bench = typer.Typer(no_args_is_help=True, help="Load a running server and say what it can do.")
 
@@ -107,7 +118,7 @@ def throughput(
     batches: Annotated[
         str, typer.Option(help="How many requests at once, with commas.")
     ] = ",".join(map(str, BATCHES)),
-    seconds: Annotated[float, typer.Option(min=1, help="Of each batch.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each batch.", callback=positive)] = 20.0,
     seed: Seed = 1,
     out: Out = None,
     allowed: Allowed = False,
@@ -130,9 +141,15 @@ def sweep(
     chat: Chat = False,
     prompt: Prompt = "32-192",
     output: Output = "16-64",
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="First token within, s.")] = 2.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Each further token, s.")] = 0.2,
-    seconds: Annotated[float, typer.Option(min=1, help="Window of each rate.")] = 20.0,
+    ttft_slo: Annotated[
+        float, typer.Option(min=0.001, help="First token within, s.", callback=positive)
+    ] = 2.0,
+    tpot_slo: Annotated[
+        float, typer.Option(min=0.001, help="Each further token, s.", callback=positive)
+    ] = 0.2,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Window of each rate.", callback=positive)
+    ] = 20.0,
     min_requests: Annotated[int, typer.Option(min=1, help="In each window.")] = 60,
     first_rate: Rate = None,
     max_rate: Rate = None,
@@ -185,7 +202,9 @@ def isolation(
     long_output: Annotated[str, typer.Option(help="Of the long ones.")] = "64",
     long_at_once: Annotated[int, typer.Option(min=1, help="Long ones at all times.")] = 1,
     rate: Rate = None,
-    seconds: Annotated[float, typer.Option(min=1, help="With long ones.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="With long ones.", callback=positive)
+    ] = 60.0,
     seed: Seed = 1,
     out: Out = None,
     allowed: Allowed = False,
@@ -215,10 +234,11 @@ def soak(
     chat: Chat = False,
     prompt: Prompt = "32-192",
     output: Output = "16-64",
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 30.0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.", callback=positive)] = 30.0,
     rate: Rate = None,
     pid: Annotated[
-        int | None, typer.Option(help="Watch this process's memory, with its children's.")
+        int | None,
+        typer.Option(help="Watch this process's memory, with its children's.", callback=_running),
     ] = None,
     seed: Seed = 1,
     out: Out = None,

@@ -67,7 +67,9 @@ def replay_command(
     seed: Annotated[
         int, typer.Option(help="Another one makes other prompts, unknown to the server's cache.")
     ] = 1,
-    rate: Annotated[float, typer.Option(min=0.001, help="Of files without times.")] = 5.0,
+    rate: Annotated[
+        float, typer.Option(min=0.001, help="Of files without times.", callback=positive)
+    ] = 5.0,
     from_s: Annotated[float, typer.Option(min=0.0, help="Begin there in the file's time.")] = 0.0,
     until_s: Annotated[float | None, typer.Option(help="End there.  [default: its end]")] = None,
     ttft_s: Annotated[

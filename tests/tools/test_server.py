@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvota.tools.server import ServerUnusable, root_of
+from kvota.tools.server import ServerUnusable, authorization, root_of
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,15 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(ServerUnusable, match="holds a name or a password") as refused:
         root_of("http://ann:very-secret@127.0.0.1:8000")
     assert "very-secret" not in refused.value.message
+
+
+@pytest.mark.parametrize("key", ["sk-sécret", "sk-secret\n", "sk secret", "\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ServerUnusable, match="The API key holds") as refused:
+        authorization(key)
+    assert key.strip() not in refused.value.message
+
+
+def test_a_key_is_sent_as_a_bearer() -> None:
+    assert authorization("sk-1_A.b~") == {"Authorization": "Bearer sk-1_A.b~"}
+    assert authorization(None) == authorization("") == {}

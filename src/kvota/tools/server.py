@@ -1,10 +1,14 @@
 """What every tool says when a server cannot be used."""
 
+import re
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 
 from kvota.core.errors import KvotaError
+
+_HEADER_TEXT: Final = re.compile(r"[!-~]+")  # ASCII that is seen
 
 
 class ServerUnusable(KvotaError):
@@ -35,7 +39,14 @@ def root_of(url: str) -> str:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    """Raises ServerUnusable for a key that no header can carry. The message does not show it."""
+    if not api_key:
+        return {}
+    if not _HEADER_TEXT.fullmatch(api_key):
+        raise ServerUnusable(
+            "The API key holds a space, a line end or a character that no key has: copy it again."
+        )
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def error_text(response: httpx.Response) -> str:
