@@ -173,7 +173,8 @@ def refuse_open_door(host: str, *, has_keys: bool) -> None:
         return
     raise ConfigError(
         f"No API key exists, so everybody who reaches {host} could use this server. "
-        "Make one with `kvota keys create`, or listen on 127.0.0.1."
+        "Make one with `kvota keys create`, and the same --config if there is one, or listen on "
+        "127.0.0.1."
     )
 
 

@@ -93,8 +93,8 @@ class Startup:
         )
         if host not in _LOOPBACK:
             self._console.print(
-                "[yellow]Note:[/yellow] this address is reachable from other machines, and this "
-                "version asks for no key.",
+                "[yellow]Note:[/yellow] this address is reachable from other machines, and a node "
+                "asks for no key: let only gateways reach it, or use `kvota serve`.",
                 soft_wrap=True,
             )
 
