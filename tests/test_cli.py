@@ -41,6 +41,18 @@ def test_the_version_is_told(
     assert run(["--version"], monkeypatch, capsys)[:2] == (0, f"kvota {__version__}\n")
 
 
+def test_ctrl_c_while_modules_are_loaded_is_an_end_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
+
+
 def test_models_lists_what_is_known_and_what_is_cached(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

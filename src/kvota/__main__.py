@@ -8,11 +8,15 @@ from importlib import import_module
 from typing import Final
 
 SERVING: Final = ("serve", "gateway")
+EXIT_INTERRUPTED: Final = 130  # what a shell makes of SIGINT
 
 
 def main() -> None:
     is_serving = len(sys.argv) > 1 and sys.argv[1] in SERVING
-    import_module("kvota.cli_gateway" if is_serving else "kvota.cli").main()
+    try:
+        import_module("kvota.cli_gateway" if is_serving else "kvota.cli").main()
+    except KeyboardInterrupt:  # while modules are loaded; a command that runs says more itself
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":
