@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvota import __version__, cli, cli_sim
+from kvota import __main__, __version__, cli, cli_sim
 from kvota.cli_errors import EXIT_FAILED
 from kvota.model.catalog import DEFAULT_MODEL, KNOWN_MODELS
 from kvota.sim.calibration import fit_step_cost
