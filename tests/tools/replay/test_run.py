@@ -270,3 +270,4 @@ async def test_an_interrupted_replay_is_judged_until_then(
     assert "interrupted; until then: " in show.verdict(result) or result.refusal is not None
     assert show.as_json(result)["interrupted_s"] == result.interrupted_s
     assert show.as_json(result)["incomplete"] == "interrupted"
+    assert show.report(result).is_bad

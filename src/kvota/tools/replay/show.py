@@ -99,7 +99,7 @@ def report(replayed: Replayed) -> Report:
         facts(replayed),
         sections,
         verdict(replayed),
-        is_bad=replayed.refusal is not None,
+        is_bad=replayed.refusal is not None or replayed.cut is not None,
     )
 
 
