@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,19 @@ async def test_a_key_sees_and_calls_only_its_models(world: GatewayWorld) -> None
     unknown = await world.chat(model="nothing", key=key)
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
     assert (await line_of(world, unknown))["model"] == "unknown"
+
+
+async def test_usage_that_cannot_be_read_is_the_databases_fault_and_no_bug(
+    world: GatewayWorld,
+) -> None:
+    path = Path(world.settings.state_dir or "") / "kvota.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE usage")
+        database.commit()
+    reply = await world.get("/admin/usage")
+    assert (reply.status, reply.error["code"]) == (502, "backend_error")
+    assert "no such table" in reply.error["message"]
+    assert reply.headers["x-should-retry"] == "true"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/admin/usage", "/v1/requests"])

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ConfigError, InvalidRequest, KvotaError
+from kvota.core.errors import BackendFailed, ConfigError, InvalidRequest, KvotaError
 from kvota.edge.small_body import small_body
 from kvota.gateway.about import json_response
 from kvota.gateway.auth import model_not_found
@@ -27,7 +27,8 @@ from kvota.gateway.live import Live
 from kvota.gateway.policy.rollout import Rollout
 from kvota.gateway.rollouts import RolloutBook
 from kvota.gateway.routes import Route
-from kvota.gateway.usage import UsageBook, UsageFilter
+from kvota.gateway.store.database import StoreUnusable
+from kvota.gateway.usage import UsageBook, UsageFilter, UsageLine
 from kvota.telemetry.log import Log
 
 _EPOCH: Final = date(1970, 1, 1)
@@ -74,12 +75,22 @@ class Admin:
             first_day=_day(given.get("since"), "since"),
             last_day=_day(given.get("until"), "until"),
         )
-        lines = await self._usage.lines(wanted) if self._usage is not None else []
         rows = [
             {**msgspec.to_builtins(line), "day": date.fromordinal(_EPOCH.toordinal() + line.day)}
-            for line in lines
+            for line in await self._used(wanted)
         ]
         return json_response({"object": "list", "data": rows})
+
+    async def _used(self, wanted: UsageFilter) -> Sequence[UsageLine]:
+        """Raises BackendFailed while the database is away."""
+        if self._usage is None:
+            return ()
+        try:
+            return await self._usage.lines(wanted)
+        except StoreUnusable as error:
+            raise BackendFailed(
+                f"Usage cannot be read now; none of it is lost. {error.message}"
+            ) from error
 
     async def backends(self, request: HttpRequest) -> Response:
         self._gatekeeper.require_admin(request)
