@@ -1,3 +1,5 @@
+import sqlite3
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +27,17 @@ def test_several_processes_may_open_an_empty_database_at_once(database_url: str)
     assert versions == [1]
     for database in opened:
         database.close()
+
+
+def test_who_opens_a_new_file_waits_for_another_that_is_at_it(tmp_path: Path) -> None:
+    """SQLite itself would not, where the other is about to write."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    leaving = threading.Timer(0.05, other.close)
+    leaving.start()
+    open_database(sqlite_url(file)).close()
+    leaving.join()
 
 
 def test_a_database_keeps_a_name_of_its_own_for_everybody(

@@ -6,6 +6,8 @@ Everything here blocks, so a gateway calls it from a thread. Several processes m
 database at once: SQLite runs with a write-ahead log and waits for a lock instead of failing.
 """
 
+import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -158,9 +160,23 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 def _set_up_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # the driver leaves BEGIN to us
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _use_wal(cursor)
     cursor.execute("PRAGMA synchronous=FULL")  # what is committed survives a power failure
     cursor.close()
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Whoever opens a new file first turns it over, and SQLite does not always let others wait."""
+    end_s = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_locked = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_locked or time.monotonic() >= end_s:
+                raise
+        time.sleep(0.01)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
