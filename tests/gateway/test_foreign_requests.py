@@ -78,6 +78,17 @@ async def until(met: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def one_runs_one_waits(world: GatewayWorld, backend: FakeBackend) -> Client:
+    """`first` is at the backend, which never answers it; `second` is in line behind it."""
+    client = Client(world)
+    backend.script = never_answers
+    client.ask("first")
+    await client.until("first", "prefill")
+    client.ask("second")
+    await client.until("second", "queued")
+    return client
+
+
 async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
     world: GatewayWorld, backend: FakeBackend
 ) -> None:
@@ -129,12 +140,7 @@ async def test_a_request_is_seen_in_line_then_at_work_then_no_more(
 async def test_who_waits_is_cancelled_in_line_and_the_backend_hears_nothing(
     world: GatewayWorld, backend: FakeBackend
 ) -> None:
-    client = Client(world)
-    backend.script = never_answers
-    client.ask("first")
-    await client.until("first", "prefill")
-    client.ask("second")
-    await client.until("second", "queued")
+    client = await one_runs_one_waits(world, backend)
     assert (await client.delete("second")).status == 200
     assert (await client.tasks["second"]).status == 410
     assert len(backend.generations) == 1
@@ -237,12 +243,7 @@ async def test_what_runs_where_a_reload_has_been_is_seen_and_ended_as_before(
 async def test_who_waits_where_a_reload_has_been_is_refused_by_a_drain(
     world: GatewayWorld, backend: FakeBackend
 ) -> None:
-    client = Client(world)
-    backend.script = never_answers
-    client.ask("first")
-    await client.until("first", "prefill")
-    client.ask("second")
-    await client.until("second", "queued")
+    client = await one_runs_one_waits(world, backend)
     world.fleet = Fleet(backends=(), models=())
     await world.parts.reload()
     world.parts.begin_drain()
