@@ -96,7 +96,7 @@ def test_norms_and_rotations_run_as_one_kernel_each(family: str) -> None:
     layers = architecture.num_layers
     assert kinds.count("RoPE") == 2 * layers
     assert kinds.count("RMS") == 1 + layers * (4 if architecture.qk_norm else 2)
-    assert kinds.count("FullyConnected") == 1 + 4 * layers
+    assert kinds.count("FullyConnected") == 1 + 5 * layers
     assert kinds.count("PagedAttention") == layers
 
 
