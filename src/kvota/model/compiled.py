@@ -18,6 +18,7 @@ import openvino as ov
 from kvota.core.plan import Capacity, Chunk, Draw, Sampled
 from kvota.core.request import TokenLogprobs
 from kvota.model.executor import OpenVinoExecutor, TokenSampler
+from kvota.model.huge_pages import gather_weights, keep_small
 from kvota.model.paged import BLOCK_SIZE, KEY_CACHE, VALUE_CACHE, PagedModel
 from kvota.model.threads import usable_cores
 
@@ -65,6 +66,7 @@ class Compiled:
         caches = []
         for port in _cache_ports(self.compiled_model):
             tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks + 1, *_block_shape(port)]))
+            keep_small(tensor.data.ctypes.data, tensor.byte_size)
             request.set_tensor(port, tensor)
             caches.append(tensor)
         capacity = Capacity(num_blocks, BLOCK_SIZE, self.bytes_per_block)
@@ -121,6 +123,7 @@ def compile_model(
     )
     compiled.warm_up(pass_tokens_max)
     return_free_memory()
+    gather_weights()
     return compiled
 
 
