@@ -19,8 +19,12 @@ Where only one text can follow, llguidance allows the token with which the token
 go on, not every token that fits: a model is asked for nothing that it never saw in training.
 
 A text that `max_tokens` cuts is not a sentence of the grammar; it ends with `length`.
+
+Where tools may be called, each of these forms can leave the model the choice between an answer in
+that form and `calls`, a grammar of `tool_grammar.py`: the whole answer is one or the other.
 """
 
+import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -34,12 +38,17 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from kvota.core.errors import InvalidRequest, UnsupportedModel
 from kvota.core.request import Constraint
+from kvota.model.grammar_tokens import NAME_MARK, hide_specials, name_specials
 from kvota.model.json_schema import safe_schema
 
 ConstraintFactory = Callable[[], Constraint]
 
 RESPONSE_FORMAT = "response_format"
 STRUCTURED_OUTPUTS = "structured_outputs"
+TOOLS = "tools"
+
+CALLS_RULE = "calls"
+FORM_RULE = "form"
 
 GRAMMAR_BYTES_MAX = 64 * 1024
 REGEX_BYTES_MAX = 32 * 1024
@@ -84,7 +93,8 @@ class GrammarCompiler:
         UnsupportedModel for a tokenizer that llguidance cannot follow.
         """
         try:
-            self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=[*eos_ids])
+            text, self._special_ids = hide_specials(tokenizer_json)
+            self._tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=[*eos_ids])
         except ValueError as error:
             raise UnsupportedModel(
                 f"The tokenizer cannot be followed by grammars: {_sentence(str(error))}"
@@ -98,12 +108,18 @@ class GrammarCompiler:
         )
         self._stack_size = threading.Lock()
 
-    def json_object(self, *, param: str = RESPONSE_FORMAT) -> ConstraintFactory:
+    def json_object(
+        self, *, param: str = RESPONSE_FORMAT, calls: str | None = None
+    ) -> ConstraintFactory:
         """Any JSON object."""
-        return self.json_schema({"type": "object"}, param=param)
+        return self.json_schema({"type": "object"}, param=param, calls=calls)
 
     def json_schema(
-        self, schema: dict[str, Any] | bool, *, param: str = RESPONSE_FORMAT
+        self,
+        schema: dict[str, Any] | bool,
+        *,
+        param: str = RESPONSE_FORMAT,
+        calls: str | None = None,
     ) -> ConstraintFactory:
         """JSON that is valid under `schema`, its properties in the order of the schema.
 
@@ -122,24 +138,28 @@ class GrammarCompiler:
             )
         except ValueError as error:
             raise _refused("JSON schema", str(error), param) from error
-        return self._compile("JSON schema", grammar, param)
+        return self._form("JSON schema", grammar, param, calls)
 
-    def regex(self, pattern: str, *, param: str = STRUCTURED_OUTPUTS) -> ConstraintFactory:
+    def regex(
+        self, pattern: str, *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
+    ) -> ConstraintFactory:
         """Text that `pattern` (Rust's regex syntax, no look-around) matches as a whole."""
         _check_text("regex", pattern, REGEX_BYTES_MAX, param)
-        return self._compile("regex", LLMatcher.grammar_from_regex(pattern), param)
+        return self._form("regex", LLMatcher.grammar_from_regex(pattern), param, calls)
 
     def choice(
-        self, choices: Sequence[str], *, param: str = STRUCTURED_OUTPUTS
+        self, choices: Sequence[str], *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
     ) -> ConstraintFactory:
         """Exactly one of `choices`."""
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise InvalidRequest("choice must be a list of non-empty strings.", param=param)
         _check_text("choice", "".join(choices), CHOICES_BYTES_MAX, param)
         pattern = "|".join(map(_literal, choices))
-        return self._compile("choice", LLMatcher.grammar_from_regex(pattern), param)
+        return self._form("choice", LLMatcher.grammar_from_regex(pattern), param, calls)
 
-    def grammar(self, text: str, *, param: str = STRUCTURED_OUTPUTS) -> ConstraintFactory:
+    def grammar(
+        self, text: str, *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
+    ) -> ConstraintFactory:
         """Text of a context-free grammar: GBNF (`root ::= …`) or Lark (`start: …`).
 
         Lark in llguidance's dialect, without `%json`: a schema goes through `json_schema`, where
@@ -151,12 +171,21 @@ class GrammarCompiler:
                 "%json is not accepted inside a grammar; use a JSON schema instead.", param=param
             )
         lark = _lark_from_gbnf(text, param) if "::=" in text and not _is_lark(text) else text
-        return self._compile("grammar", LLMatcher.grammar_from_lark(lark), param)
+        lark = name_specials(lark, self._special_ids)
+        return self._form("grammar", _grammar_list({"lark_grammar": lark}), param, calls)
 
     def tool_calls(self, lark: str, *, param: str) -> ConstraintFactory:
         """A grammar of `tool_grammar.py`, whose schemas are bounded already."""
         _check_text("tools", lark, 2 * GRAMMAR_BYTES_MAX, param)
         return self._compile("tools", LLMatcher.grammar_from_lark(lark), param)
+
+    def _form(self, kind: str, grammar: str, param: str, calls: str | None) -> ConstraintFactory:
+        """The form by itself, or beside `calls`. Each is blamed for its own faults."""
+        form = self._compile(kind, grammar, param)
+        if calls is None:
+            return form
+        self.tool_calls(calls, param=TOOLS)
+        return self._compile(f"{kind} beside tool calls", _beside(calls, grammar), param)
 
     def _compile(self, kind: str, grammar: str, param: str) -> ConstraintFactory:
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -222,6 +251,22 @@ def _write_mask(matcher: LLMatcher, row: npt.NDArray[np.int32]) -> None:
     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
 
+def _grammar_list(*grammars: dict[str, Any]) -> str:
+    return json.dumps({"grammars": grammars})
+
+
+def _beside(calls: str, form: str) -> str:
+    """Either a sentence of `calls`, a Lark grammar, or one of `form`, a list of one grammar.
+
+    Both stay whole, with names and options of their own.
+    """
+    [inner] = json.loads(form)["grammars"]
+    start = {"lark_grammar": f"start: @{CALLS_RULE} | @{FORM_RULE}"}
+    return _grammar_list(
+        start, {"name": CALLS_RULE, "lark_grammar": calls}, {**inner, "name": FORM_RULE}
+    )
+
+
 def _check_text(kind: str, text: str, bytes_max: int, param: str) -> None:
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{kind} must be a non-empty string.", param=param)
@@ -262,6 +307,7 @@ def _refused(kind: str, reason: str, param: str) -> InvalidRequest:
 
 def _sentence(message: str) -> str:
     """What llguidance said, without its state and its excerpt of the grammar."""
+    message = message.replace(NAME_MARK, "")
     for beginning, plain in PLAIN_WORDS.items():
         if message.startswith(beginning):
             return plain
