@@ -15,13 +15,14 @@ from tests.support.http import tiny_served
 
 BUDGET = OutputBudget(64, prompt_field="prompt", limit_field="max_tokens")
 MAYBE = st.none() | st.integers(1, 100)
+ASKED = st.none() | st.integers(0, 100)
 
 
-@given(st.integers(0, 100), MAYBE, MAYBE, MAYBE)
+@given(st.integers(0, 100), ASKED, MAYBE, MAYBE)
 def test_what_fits_is_granted_and_nothing_else(
     num_prompt: int, asked: int | None, minimum: int | None, default: int | None
 ) -> None:
-    fits = 0 < num_prompt < 64 and num_prompt + (asked or 1) <= 64
+    fits = 0 < num_prompt and num_prompt + (1 if asked is None else asked) <= 64
     limit = asked if asked is not None else min(64 - num_prompt, default or 64)
     if fits and (minimum or 0) <= limit:
         assert BUDGET.granted(num_prompt, asked, minimum, default) == limit
@@ -37,6 +38,8 @@ def test_what_fits_is_granted_and_nothing_else(
         (0, None, InvalidRequest, "prompt"),
         (8, 57, ContextLengthExceeded, "max_tokens"),
         (64, None, ContextLengthExceeded, "prompt"),
+        (64, 1, ContextLengthExceeded, "prompt"),
+        (65, 0, ContextLengthExceeded, "prompt"),
         (200, 1, ContextLengthExceeded, "prompt"),
         (1, 65, OutputTooLong, "max_tokens"),
     ],

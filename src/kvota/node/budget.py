@@ -21,6 +21,7 @@ class OutputBudget:
         self, num_prompt: int, asked: int | None, minimum: int | None, default: int | None = None
     ) -> int:
         """The answer's limit. Nothing asked: `default`, or all that is left, whatever is less.
+        None at all is an answer too: a prompt that is only scored may fill the model.
 
         Raises InvalidRequest, ContextLengthExceeded or OutputTooLong with the true numbers.
         """
@@ -30,11 +31,11 @@ class OutputBudget:
                 f"`{self.prompt_field}` has no tokens; the model needs at least one.",
                 param=self.prompt_field,
             )
-        if left < 1:
+        if left < (0 if asked == 0 else 1):
+            room = "" if asked == 0 else " Leave room for at least one token of output."
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self.max_model_len} tokens, and "
-                f"`{self.prompt_field}` alone takes {num_prompt}. Leave room for at least one "
-                "token of output.",
+                f"`{self.prompt_field}` alone takes {num_prompt}.{room}",
                 param=self.prompt_field,
             )
         if asked is not None:
