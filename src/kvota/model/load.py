@@ -5,8 +5,10 @@ after minutes of reading weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvota.core.errors import ConfigError, ModelError
 from kvota.model.architecture import Architecture, Weight, WeightSource
@@ -24,6 +26,8 @@ from kvota.model.weights import WeightFormat
 
 Progress = Callable[[int, int], None]
 """(weights read, weights in all)"""
+
+MODEL_LEN_MIN: Final = 2  # one token to read and one to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +75,27 @@ def load_model(
     Raises ModelError or UnsupportedModel naming the file and the tensor, and ConfigError for a
     setting that this model cannot follow.
     """
-    kind = kind_of(path)
-    tokenizer = _tokenizer(path, kind)
-    template = _template(tokenizer, path)
-    weight_format = WeightFormat(weights)
-    paged, warnings = _paged(path, kind, weight_format, max_model_len, progress)
-    if max_model_len is not None and max_model_len > paged.max_position:
+    if max_model_len is not None and max_model_len < MODEL_LEN_MIN:
         raise ConfigError(
-            f"max_model_len is {max_model_len:,}, but {path} is made for at most "
-            f"{paged.max_position:,} tokens."
+            f"max_model_len is {max_model_len}; it must be at least {MODEL_LEN_MIN}, for a token "
+            "of a prompt and one of its answer. Leave it out for as many as the model can."
         )
-    if tokenizer.vocab_size > paged.vocab_size:
-        raise ModelError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model's output "
-            f"only {paged.vocab_size:,}. They do not belong together; fetch both again."
+    with _naming(path):
+        kind = kind_of(path)
+        tokenizer = _tokenizer(path, kind)
+        template = _template(tokenizer)
+        weight_format = WeightFormat(weights)
+        paged, warnings = _paged(path, kind, weight_format, max_model_len, progress)
+        _check_lengths(tokenizer, paged, path, max_model_len)
+        grammar = GrammarCompiler(
+            tokenizer.to_json(), paged.vocab_size, sorted(tokenizer.eos_ids) or [0]
         )
-    grammar = GrammarCompiler(
-        tokenizer.to_json(), paged.vocab_size, sorted(tokenizer.eos_ids) or [0]
-    )
-    compiled = compile_model(
-        paged,
-        kv_dtype=KvDtype(kv_dtype),
-        num_threads=num_threads,
-        pass_tokens_max=pass_tokens_max,
-    )
+        compiled = compile_model(
+            paged,
+            kv_dtype=KvDtype(kv_dtype),
+            num_threads=num_threads,
+            pass_tokens_max=pass_tokens_max,
+        )
     return LoadedModel(
         compiled=compiled,
         tokenizer=tokenizer,
@@ -105,28 +106,48 @@ def load_model(
     )
 
 
-def _tokenizer(path: Path, kind: ModelKind) -> Tokenizer:
-    if kind is not ModelKind.GGUF:
-        return Tokenizer.from_directory(path)
-    metadata = read_gguf_metadata(path)
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with a model is told with its path, or that of a file in it, in front."""
     try:
-        return Tokenizer.from_gguf_metadata(metadata)
+        yield
     except ModelError as error:
+        if error.message.startswith(str(path)):
+            raise
         raise type(error)(f"{path}: {error.message}") from error
 
 
-def _template(tokenizer: Tokenizer, path: Path) -> ChatTemplate | None:
+def _check_lengths(
+    tokenizer: Tokenizer, paged: PagedModel, path: Path, max_model_len: int | None
+) -> None:
+    """The context that is asked for, and the vocabulary, must fit the model's own."""
+    if max_model_len is not None and max_model_len > paged.max_position:
+        raise ConfigError(
+            f"max_model_len is {max_model_len:,}, but {path} is made for at most "
+            f"{paged.max_position:,} tokens."
+        )
+    if tokenizer.vocab_size > paged.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model's output "
+            f"only {paged.vocab_size:,}. They do not belong together; fetch both again."
+        )
+
+
+def _tokenizer(path: Path, kind: ModelKind) -> Tokenizer:
+    if kind is not ModelKind.GGUF:
+        return Tokenizer.from_directory(path)
+    return Tokenizer.from_gguf_metadata(read_gguf_metadata(path))
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate | None:
     if tokenizer.chat_template is None:
         return None
-    try:
-        return ChatTemplate(
-            tokenizer.chat_template,
-            tool_source=tokenizer.tool_template,
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-        )
-    except ModelError as error:
-        raise ModelError(f"{path}: {error.message}") from error
+    return ChatTemplate(
+        tokenizer.chat_template,
+        tool_source=tokenizer.tool_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+    )
 
 
 def _paged(
