@@ -110,6 +110,7 @@ def test_a_damaged_byte_raises_a_model_error_or_nothing(
         (b"GGML" + b"\0" * 40, "does not start with 'GGUF'"),
         (bare_gguf(string(b"k") + struct.pack("<I", 99)), "the value of 'k' has the unknown type"),
         (bare_gguf(string(b"k\xff")), "is not valid UTF-8"),
+        (bare_gguf(string(b"k" * 2000)), "key 1 of 1 has a name of over 1024 bytes"),
         (bare_gguf(*[string(b"k") + struct.pack("<II", 4, 1)] * 2), "'k' appears twice"),
         (bare_gguf(string(b"k") + struct.pack("<IIQ", 9, 4, 2**60)), "truncated"),
         (bare_gguf(num_tensors=1, tensors=string(b"t") + struct.pack("<I", 9)), "9 dimensions"),

@@ -26,6 +26,7 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _RANK_MAX = 4  # ggml has no tensors of more dimensions
 _NESTING_MAX = 4  # arrays of arrays are legal and unused
+_NAME_BYTES_MAX = 1024  # of a key or tensor; ggml's own have 64 at most, and messages show them
 
 _STRING = 8
 _ARRAY = 9
@@ -122,7 +123,7 @@ class _Cursor:
         metadata: dict[str, Any] = {}
         for index in range(num_keys):
             self._reading = f"key {index + 1} of {num_keys}"
-            key = self._string()
+            key = self._name()
             self._reading = f"the value of {key!r}"
             if key in metadata:
                 raise ModelError(f"{self._path}: the key {key!r} appears twice.")
@@ -144,7 +145,7 @@ class _Cursor:
 
     def _tensor(self, index: int, num_tensors: int) -> TensorEntry:
         self._reading = f"the entry of tensor {index + 1} of {num_tensors}"
-        name = self._string()
+        name = self._name()
         rank = self.scalar("<I")
         if rank > _RANK_MAX:
             raise ModelError(
@@ -175,6 +176,15 @@ class _Cursor:
             raise ModelError(f"{self._path}: {self._reading} has the unknown type {kind}.")
         values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
         return values
+
+    def _name(self) -> str:
+        name = self._string()
+        if len(name.encode()) > _NAME_BYTES_MAX:
+            raise ModelError(
+                f"{self._path}: {self._reading} has a name of over {_NAME_BYTES_MAX} bytes: the "
+                "file is damaged. Fetch it again."
+            )
+        return name
 
     def _string(self) -> str:
         raw = self._take(self.scalar("<Q"))

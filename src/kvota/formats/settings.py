@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvota.core.errors import ModelError
+
+_WHOLE_MAX: Final = 2**63 - 1  # JSON bounds no number; what is computed from one must stay small
 
 
 class Settings:
@@ -30,7 +32,7 @@ class Settings:
         return self._prefix + name in self._values
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """An integer. A list, one entry a layer, is accepted when all entries are the same."""
+        """An integer of 64 bits. A list, one entry a layer, is accepted when all are the same."""
         value = self.get(name)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
@@ -38,7 +40,7 @@ class Settings:
             return default
         if isinstance(value, list):
             raise self.wrong(name, "one value, the same on every layer")
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _WHOLE_MAX:
             raise self.wrong(name, "a whole number")
         return value
 
@@ -85,4 +87,6 @@ class Settings:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= _WHOLE_MAX
+    return isinstance(value, float) and math.isfinite(value)
