@@ -13,6 +13,7 @@ from kvota.formats.gguf_header import read_header
 from kvota.model.architecture import Architecture, RopeKind
 from kvota.model.gguf_config import architecture_of
 from kvota.model.gguf_source import (
+    GgufWeight,
     deinterleave,
     ggml_name,
     hugging_face_name,
@@ -372,3 +373,21 @@ def test_a_weight_that_vanishes_while_open_is_a_model_error(tmp_path: Path) -> N
     path.unlink()
     with pytest.raises(ModelError, match=r"m\.gguf: cannot read blk\.1\.ffn_up\.weight"):
         source.weights["model.layers.1.mlp.up_proj.weight"].read()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("quant", ["F16", "Q4_0", "Q4_1", "Q8_0"])
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path, quant: str, wrong: float) -> None:
+    """Every one of these types begins with a number in half precision."""
+    path = write_gguf(tmp_path / "m.gguf", quant=quant).path
+    weight = open_gguf(path).weights["model.layers.1.mlp.up_proj.weight"]
+    assert isinstance(weight, GgufWeight)
+    content = bytearray(path.read_bytes())
+    content[weight.entry.offset : weight.entry.offset + 2] = np.float16(wrong).tobytes()
+    path.write_bytes(content)
+    damaged = r"m\.gguf: the tensor blk\.1\.ffn_up\.weight holds numbers"
+    with pytest.raises(ModelError, match=damaged):
+        weight.read()
+    if weight.has_levels:
+        with pytest.raises(ModelError, match=damaged):
+            weight.read_levels()

@@ -166,3 +166,14 @@ def test_a_configuration_that_nests_without_end_is_named(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"a":' + "[" * 100_000)
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         read_hf_tokenizer(folder)
+
+
+def test_an_id_far_beyond_any_vocabulary_is_named_and_takes_no_memory(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["Ġthe"] = 2**31
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ModelError, match=r"tokenizer\.json: gives the token 'Ġthe' the id 2147483648"
+    ):
+        read_hf_tokenizer(folder)

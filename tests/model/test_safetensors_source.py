@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.inventory import FileSource
-from kvota.model.safetensors_file import read_tensors
+from kvota.model.safetensors_file import SafetensorsWeight, read_tensors
 from kvota.model.safetensors_source import open_safetensors
 from tests.support.family_cases import family_cases
 from tests.support.tiny_models import (
@@ -270,14 +270,16 @@ def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path, stored_as: str) -
         {"shape": [1, 1]},
         {"shape": [-96, -64]},
         {"shape": None},
+        {"shape": [10**400, 64]},
     ],
 )
 def test_an_entry_that_makes_no_sense_names_the_tensor(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     with_entry(tmp_path, **changes)
-    with pytest.raises(ModelError, match=UP):
+    with pytest.raises(ModelError, match=UP) as caught:
         open_safetensors(tmp_path)
+    assert len(caught.value.message) < 400
 
 
 def test_a_header_that_is_no_table_is_refused(tmp_path: Path) -> None:
@@ -297,3 +299,30 @@ def test_a_weight_that_vanishes_while_open_is_a_model_error(tmp_path: Path) -> N
     path.unlink()
     with pytest.raises(ModelError, match=f"cannot read {UP}"):
         source.weights[UP].read()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_weight_that_is_no_number_is_named(
+    tmp_path: Path, dtype: FloatType, wrong: float
+) -> None:
+    """As a flipped bit in an exponent makes it. Answers from it would be noise."""
+    weights = dict(random_weights(tiny_architecture("llama")))
+    weights[UP] = weights[UP].copy()
+    write_safetensors(tmp_path, weights=weights, dtype=dtype)
+    weight = open_safetensors(tmp_path).weights[UP]
+    assert isinstance(weight, SafetensorsWeight)
+    content = bytearray(weight.path.read_bytes())
+    bits = np.float32(wrong).tobytes()
+    part = bits if dtype == "F32" else bits[2:]
+    content[weight.offset + 40 : weight.offset + 40 + len(part)] = part
+    weight.path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"model\.safetensors: the tensor {UP} holds numbers"):
+        weight.read()
+
+
+def test_the_largest_number_of_half_precision_is_one(tmp_path: Path) -> None:
+    weights = dict(random_weights(tiny_architecture("llama")))
+    weights[UP] = np.where(weights[UP] > 0, np.float32(65504), np.float32(-65504))
+    write_safetensors(tmp_path, weights=weights)
+    assert open_safetensors(tmp_path).weights[UP].read().max() == 65504

@@ -24,7 +24,13 @@ from kvota.formats.gguf_parts import GgufModel, read_keys, read_model
 from kvota.model.architecture import Architecture
 from kvota.model.gguf_config import FAMILIES, INTERLEAVED, architecture_of
 from kvota.model.gguf_levels import has_levels, levels_of
-from kvota.model.inventory import FileSource, take_expected, unsupported, unused_warning
+from kvota.model.inventory import (
+    FileSource,
+    check_numbers,
+    take_expected,
+    unsupported,
+    unused_warning,
+)
 from kvota.model.levels import Levels
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -146,15 +152,21 @@ class GgufWeight:
 
     def read(self) -> npt.NDArray[np.float32]:
         kind = GGMLQuantizationType(self.entry.ggml_type)
-        values = self._in_order(dequantize(self._rows(), kind).reshape(self.shape))
-        return np.ascontiguousarray(values, dtype=np.float32)
+        with np.errstate(all="ignore"):  # what is no number is refused
+            values = self._in_order(dequantize(self._rows(), kind).reshape(self.shape))
+            values = np.ascontiguousarray(values, dtype=np.float32)
+        check_numbers(values, str(self.path), self.entry.name)
+        return values
 
     @property
     def has_levels(self) -> bool:
         return len(self.shape) == 2 and has_levels(self.entry.ggml_type)
 
     def read_levels(self) -> Levels:
-        stored = levels_of(self._rows(), self.entry.ggml_type)
+        with np.errstate(all="ignore"):
+            stored = levels_of(self._rows(), self.entry.ggml_type)
+        for values in (stored.steps, stored.least):
+            check_numbers(values, str(self.path), self.entry.name)
         return Levels(
             self._in_order(stored.levels),
             self._in_order(stored.steps),

@@ -25,6 +25,7 @@ from kvota.model.tokenizer_parts import TokenizerParts
 _FRAMED_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 _MORE_TEMPLATES = "additional_chat_templates"
 _ID_END = 2**32  # the tokenizer library takes no higher id
+_ID_MAX = 2**22  # sixteen times the largest vocabulary there is; every id up to it takes a place
 
 
 def read_hf_tokenizer(directory: Path) -> TokenizerParts:
@@ -91,9 +92,20 @@ def _load_core(path: Path) -> tokenizers.Tokenizer:
         core = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception, for bad files only
         raise ModelError(f"{path} cannot be read: {error}.") from error
+    _check_ids(core, path)
     core.no_truncation()  # a training-time limit may be stored; ours is max_model_len
     core.no_padding()
     return core
+
+
+def _check_ids(core: tokenizers.Tokenizer, path: Path) -> None:
+    vocabulary: dict[str, int] = core.get_vocab(with_added_tokens=True)
+    token = max(vocabulary, key=vocabulary.__getitem__, default=None)
+    if token is not None and vocabulary[token] > _ID_MAX:
+        raise ModelError(
+            f"{path}: gives the token {token[:100]!r} the id {vocabulary[token]}; no vocabulary "
+            f"has ids beyond {_ID_MAX}. Fetch it again."
+        )
 
 
 def _frame(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

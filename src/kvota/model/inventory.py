@@ -9,6 +9,10 @@ dropped in silence changes the answers.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.architecture import Architecture, Weight
@@ -18,6 +22,8 @@ HEAD = "lm_head.weight"
 
 _SIZE_MAX = 2**31 - 1
 _LAYERS_MAX = 4096
+# The largest number of F16, in which models are kept and computed; int8's scales end beyond it.
+_WEIGHT_MAX: Final = 65504.0
 _SIZES = (
     "num_layers",
     "hidden_size",
@@ -147,6 +153,19 @@ def take_expected(
                 f"but the model's settings make it {list(shape)}."
             )
     return {name: found[name] for name in expected}
+
+
+def check_numbers(values: npt.NDArray[np.float32], origin: str, name: str) -> None:
+    """Refuse a tensor with numbers that no model computes with: its answers would be noise.
+
+    A flipped bit in an exponent makes one of them, and so does a file that was half written.
+    Raises ModelError.
+    """
+    if values.size and not (values.min() >= -_WEIGHT_MAX and values.max() <= _WEIGHT_MAX):
+        raise ModelError(
+            f"{origin}: the tensor {name} holds numbers that are beyond ±{_WEIGHT_MAX:.0f} or none "
+            "at all (NaN), as no working model does: the file is damaged. Fetch it again."
+        )
 
 
 def _hint(missing: list[str]) -> str:

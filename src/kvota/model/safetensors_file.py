@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvota.core.errors import ModelError
-from kvota.model.inventory import unsupported
+from kvota.model.inventory import check_numbers, unsupported
 
 # BF16 is the upper half of an F32, so its bits are read as whole numbers and shifted.
 _DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -28,6 +28,8 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 _HEADER_BYTES_MAX = 100_000_000  # the format's own bound
 _COMPARE_BYTES = 16 * 2**20
+_SIZE_MAX = 2**63 - 1  # JSON bounds no number
+_NAME_CHARS_MAX = 1024  # messages show names
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class SafetensorsWeight:
             raise ModelError(f"{self.path}: the file ends inside the tensor {self.name}.")
         if self.stored_as == "BF16":
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False).reshape(self.shape)
+        with np.errstate(all="ignore"):  # what is no number is refused
+            values = values.astype(np.float32, copy=False).reshape(self.shape)
+        check_numbers(values, str(self.path), self.name)
+        return values
 
     def has_values_of(self, other: "SafetensorsWeight") -> bool:
         """Whether both hold the same numbers. Of equal types only a few megabytes at a time."""
@@ -117,8 +122,12 @@ def _weight(path: Path, name: str, entry: Any, start: int, file_bytes: int) -> S
     try:
         stored_as, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
+        is_bounded = max(*shape, begin, end) <= _SIZE_MAX and len(name) <= _NAME_CHARS_MAX
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise ModelError(f"{path}: the header's entry of {name} is damaged.") from None
+        is_bounded = False
+    if not is_bounded:
+        shown = name[:_NAME_CHARS_MAX]
+        raise ModelError(f"{path}: the header's entry of {shown} is damaged. Fetch it again.")
     if start + end > file_bytes:
         raise ModelError(
             f"{path}: the tensor {name} ends at byte {start + end}, but the file has {file_bytes}: "
