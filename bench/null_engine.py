@@ -45,6 +45,8 @@ class Overheads:
         num_sequences: int,
         num_prefilled: int,
         num_sampled: int,
+        num_speculated: int,
+        num_speculated_right: int,
         num_preemptions: int,
     ) -> None:
         self.seconds.append(overhead_s)

@@ -83,6 +83,10 @@ def test_the_environment_can_hold_a_list() -> None:
             "[desk]\nlong_kv_share = 2",
             ": long_kv_share in [desk] must be above 0 and at most 1, got 2.0.",
         ),
+        (
+            "[engine]\nspeculative_tokens = -1",
+            ": speculative_tokens in [engine] is -1; it must not be negative. 0 guesses nothing.",
+        ),
         ("[model]\nthreads = 0", ": threads in [model] is 0; it must be more than 0."),
         (
             "[server]\nport = 70000",

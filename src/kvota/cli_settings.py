@@ -104,6 +104,10 @@ def settings_of(
     long_prefill_share: Annotated[
         float | None, typer.Option(help="Share of a step that long prompts may take.")
     ] = None,
+    speculative_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens guessed ahead in a step that nobody waits for; 0: none."),
+    ] = None,
     prefix_cache: Annotated[
         bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse prompt prefixes.")
     ] = None,
@@ -155,6 +159,7 @@ def settings_of(
         "kv_memory": kv_memory, "kv_budget_ratio": kv_budget_ratio, "prefix_cache": prefix_cache,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_running_requests": max_running_requests, "long_prefill_share": long_prefill_share,
+        "speculative_tokens": speculative_tokens,
         "engine": engine, "host": host, "port": port, "trust_gateway": trust_gateway,
         "unix_socket": None if unix_socket is None else str(unix_socket),
         "max_waiting_queue": max_waiting_queue,

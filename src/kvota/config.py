@@ -258,6 +258,11 @@ def _check_each(config: Config, labels: _Labels) -> None:
     }.items():
         if not 0 < share <= 1:
             raise ConfigError(f"{labels[name]} is {share}; it must be more than 0 and at most 1.")
+    if engine.speculative_tokens < 0:
+        raise ConfigError(
+            f"{labels['speculative_tokens']} is {engine.speculative_tokens}; it must not be "
+            "negative. 0 guesses nothing."
+        )
     if not 0 <= server.port <= 65535:
         raise ConfigError(
             f"{labels['port']} is {server.port}; it must be 0 (any free one) to 65535."

@@ -19,7 +19,7 @@ from kvota.engine.lateness import not_begun
 from kvota.engine.mailbox import Drain, Look, Pause, RequestState, Resume, Shutdown
 from kvota.engine.text import Vocabulary
 from tests.support.engine_world import EngineWorld
-from tests.support.kv_executor import HashingExecutor, reference_tokens
+from tests.support.kv_executor import HashingExecutor, reference_tokens, repeating_token
 from tests.support.scripted import ScriptedExecutor, say
 
 EOS = 99
@@ -150,6 +150,76 @@ def test_a_repeated_prompt_is_found_in_the_cache() -> None:
     assert world.prompt_read("cold").cached_tokens == 0
     assert world.prompt_read("again").cached_tokens == 32
     assert world.tokens("cold") == world.tokens("again")
+
+
+# --- speculated tokens ---------------------------------------------------------------------------
+
+
+def speculating() -> EngineWorld:
+    return EngineWorld(HashingExecutor(64, 32, repeating_token), speculative_tokens=5)
+
+
+def test_speculated_tokens_are_told_one_by_one_and_are_the_same() -> None:
+    world = speculating()
+    request = world.submit("a", prompt=(5, 5, 5), max_tokens=80, n=2)
+    world.run()
+    for choice in range(2):
+        assert world.tokens("a", choice) == reference_tokens(request, choice, repeating_token)
+    assert world.ended("a").output_tokens == 160
+    assert isinstance(world.executor, HashingExecutor)
+    assert world.executor.num_speculated_right > 20
+    assert world.num_blocks_used == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stop_among_speculated_tokens_ends_there(n: int) -> None:
+    for stop in range(7):
+        for seed in range(4):
+            sampling = stopping(stop, seed=seed, min_tokens=30)
+            world = speculating()
+            request = world.submit("a", prompt=(5, 5), max_tokens=80, n=n, sampling=sampling)
+            world.run()
+            for choice in range(n):
+                whole = reference_tokens(request, choice, repeating_token)
+                length = next((i + 1 for i in range(29, 80) if whole[i] == stop), 80)
+                assert world.tokens("a", choice) == whole[:length]
+            assert world.ended("a").outcome is Outcome.COMPLETED
+            assert world.num_blocks_used == 0
+
+
+def test_logprobs_of_speculated_tokens_come_with_them() -> None:
+    def told(speculative_tokens: int) -> list[object]:
+        world = EngineWorld(
+            HashingExecutor(64, 32, repeating_token), speculative_tokens=speculative_tokens
+        )
+        world.submit("a", prompt=(5, 5), max_tokens=60, sampling=SamplingParams(logprobs=0))
+        world.run()
+        return [delta.logprobs for delta in world.deltas("a")]
+
+    assert told(5) == told(0)
+
+
+def test_steps_are_observed_with_what_was_guessed() -> None:
+    world = speculating()
+    world.submit("a", prompt=(5, 5), max_tokens=60)
+    world.run()
+    assert isinstance(world.executor, HashingExecutor)
+    observed = world.observer.totals
+    assert observed["num_sampled"] == 60
+    assert observed["num_prefilled"] == 2
+    assert observed["num_speculated"] == world.executor.num_speculated > 0
+    assert observed["num_speculated_right"] == world.executor.num_speculated_right > 0
+
+
+def test_a_failed_step_with_guesses_is_repeated_in_parts() -> None:
+    world = speculating()
+    request = world.submit("a", prompt=(5, 5), max_tokens=60)
+    assert isinstance(world.executor, HashingExecutor)
+    while world.engine.has_work() or not world.events["a"]:
+        world.executor.fail_next = world.executor.num_steps % 3 == 0
+        world.step()
+    assert world.tokens("a") == reference_tokens(request, 0, repeating_token)
+    assert world.executor.num_speculated_right > 10
 
 
 # --- times ---------------------------------------------------------------------------------------

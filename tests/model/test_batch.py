@@ -121,6 +121,18 @@ def test_generated_tokens_computed_again_go_one_by_one() -> None:
     assert inputs["sampled_tokens_indices"] == [2, 0]
 
 
+def test_speculated_tokens_follow_one_by_one_with_a_row_of_logits_each() -> None:
+    guessing = Chunk(0, [21], 3, (1, 2), draws=draw(3), speculated=(22, 23))
+    step = batch([guessing, Chunk(1, [31], 7, (4, 5), draws=draw(3))], PAGING)
+    inputs = arrays(step)
+    assert inputs["input_ids"] == [21, 22, 23, 31]
+    assert inputs["past_lens"] == [3, 4, 5, 7]
+    assert inputs["subsequence_begins"] == [0, 1, 2, 3, 4]
+    assert inputs["block_indices"] == [1, 1, 2, 1, 2, 4, 5]
+    assert inputs["sampled_tokens_indices"] == [0, 1, 2, 3]
+    assert [rows.draw for rows in step.rows] == [0, 3]
+
+
 def test_generated_tokens_are_known_without_a_draw_too() -> None:
     middle = Chunk(0, [21, 22, 23], 3, (1, 2), num_prompt=4)
     assert lengths(StepPlan([middle]), 4) == [[(0, 1)], [(0, 2)]]

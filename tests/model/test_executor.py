@@ -6,6 +6,7 @@ of other CPUs. With int8 inputs, one moved bit would show as more than that.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from kvota.core.plan import BlockCopy, Chunk, Draw, Sampled, StepPlan
-from kvota.core.request import SamplingParams, TokenLogprobs
+from kvota.core.request import Request, SamplingParams, TokenLogprobs
+from kvota.kv.cache import KVCache
 from kvota.model import executor as executor_module
 from kvota.model.compiled import Compiled, KvDtype, compile_model
 from kvota.model.executor import OpenVinoExecutor
@@ -23,6 +25,8 @@ from kvota.model.sampler import Sampler
 from kvota.model.shapes import rounded_size
 from kvota.model.source import open_source
 from kvota.model.weights import WeightFormat
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.scheduler import Scheduler
 from tests.support.tiny_models import fixed_tokens, write_safetensors
 
 Floats = npt.NDArray[np.float32]
@@ -161,6 +165,85 @@ class TestATokenComputesTheSame:
             decode_chunk([*tokens, 7], 40, t) for tokens, t in ((first, TABLE), (second, fork))
         ]
         assert np.abs(np.diff(executor.logits(after), axis=0)).max() > 0.01
+
+
+class TestSpeculatedTokens:
+    def test_leave_the_logits_that_decoding_one_by_one_has(
+        self, executor: OpenVinoExecutor
+    ) -> None:
+        read(executor, TOKENS[:64], 64)
+        expected = decoded(executor, TOKENS[:75], 64)
+        read(executor, TOKENS[:64], 64)
+        chunk = replace(decode_chunk(TOKENS[:65], 64, TABLE), speculated=tuple(TOKENS[65:75]))
+        neighbour = decode_chunk(TOKENS[:20], 10, (30,), sequence_id=1)
+        assert_same(executor.logits([chunk, neighbour])[:11], expected)
+
+    def test_are_kept_as_far_as_they_are_drawn(self, executor: OpenVinoExecutor) -> None:
+        said = continued(executor, TOKENS[:40], 12)
+        for num_right in range(6):
+            guesses = [*said[1 : 1 + num_right], said[1 + num_right] ^ 1, *said[:2]]
+            read(executor, TOKENS[:40], 40)
+            chunk = decode_chunk([*TOKENS[:40], said[0]], 40, TABLE)
+            plan = StepPlan([replace(chunk, speculated=tuple(guesses))])
+            [answer] = executor.execute(plan).chunks
+            assert [one.token for one in answer.sampled] == said[1 : 2 + num_right]
+            after = continued(executor, [*TOKENS[:40], *said[: 2 + num_right]], 3, num_prompt=40)
+            assert after == said[2 + num_right : 5 + num_right]
+
+    def test_change_nothing_that_is_drawn(self, compiled: Compiled) -> None:
+        plain = [told(compiled, params, 0) for params in EVERY_WAY_TO_DRAW]
+        guessing = [told(compiled, params, 6) for params in EVERY_WAY_TO_DRAW]
+        assert [sampled for sampled, _ in guessing] == [sampled for sampled, _ in plain]
+        assert sum(num_steps for _, num_steps in guessing) < sum(steps for _, steps in plain)
+
+
+FEW = dict.fromkeys(range(4), 100.0)  # of so few tokens, pairs come again
+EVERY_WAY_TO_DRAW = [
+    SamplingParams(temperature=0.0, logit_bias=FEW),
+    SamplingParams(temperature=0.0, logit_bias=FEW, logprobs=3),
+    SamplingParams(temperature=0.1, logit_bias=FEW, seed=3),
+    SamplingParams(temperature=1.0, logit_bias=FEW, top_p=0.5, seed=4),
+    SamplingParams(temperature=0.0, logit_bias=FEW, frequency_penalty=0.1),
+    SamplingParams(temperature=0.0, logit_bias=FEW, min_tokens=30, stop_token_ids=frozenset({2})),
+]
+
+
+def continued(
+    executor: OpenVinoExecutor, tokens: Sequence[int], count: int, num_prompt: int | None = None
+) -> list[int]:
+    """`count` greedy tokens after `tokens`, of which nothing or all but the last is in KV."""
+    so_far = list(tokens)
+    if num_prompt is None:
+        num_prompt = len(so_far)
+        so_far.append(int(read(executor, so_far, len(so_far))[-1].argmax()))
+    while len(so_far) < len(tokens) + count:
+        chunk = decode_chunk(so_far, num_prompt, TABLE)
+        so_far.append(int(executor.logits([chunk])[0].argmax()))
+    return so_far[len(tokens) :]
+
+
+def told(
+    compiled: Compiled, params: SamplingParams, speculative_tokens: int
+) -> tuple[list[Sampled], int]:
+    """All that is drawn for two requests at once, and in how many steps."""
+    executor = compiled.executor(NUM_BLOCKS, Sampler(VOCAB_SIZE))
+    cache = KVCache(NUM_BLOCKS, compiled.block_size)
+    scheduler = Scheduler(cache, SchedulerLimits(speculative_tokens=speculative_tokens))
+    for number in range(2):
+        prompt = TOKENS[number : 9 + number] * 3
+        scheduler.add(
+            Request(id=str(number), prompt=prompt, max_tokens=40, sampling=params, arrived_s=0.0)
+        )
+    drawn: dict[int, list[Sampled]] = {}
+    num_steps = 0
+    while plan := scheduler.plan(0.0):
+        num_steps += 1
+        for sequence, sampled in scheduler.commit(plan, executor.execute(plan)).sampled:
+            drawn.setdefault(sequence.id, []).append(sampled)
+            if len(drawn[sequence.id]) == 40:
+                scheduler.finish(sequence)
+        scheduler.check()
+    return [one for sequence_id in sorted(drawn) for one in drawn[sequence_id]], num_steps
 
 
 @pytest.fixture(scope="module")

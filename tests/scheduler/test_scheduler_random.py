@@ -14,6 +14,7 @@ from kvota.core.request import Band
 from kvota.kv.prefix import BlockHash, sha256_block
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
+from tests.support.kv_executor import Following, next_token, repeating_token
 from tests.support.step_loop import StepLoop, assert_is_complete, new_request
 
 NUM_SCHEDULES = 1_000
@@ -42,6 +43,7 @@ limits = st.builds(
     min_run_tokens=st.integers(0, 5),
     max_consecutive_preemptions=st.integers(1, 3),
     watermark=st.sampled_from([0.0, 0.1, 0.4]),
+    speculative_tokens=st.sampled_from([0, 1, 5]),
 )
 requests = st.fixed_dictionaries(
     {
@@ -72,6 +74,7 @@ class RandomSchedules(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         limits=limits,
         hash_block=hashes,
+        following=st.sampled_from([next_token, repeating_token]),
         backlog=st.lists(requests, min_size=1, max_size=8),
     )
     def start(
@@ -80,9 +83,10 @@ class RandomSchedules(RuleBasedStateMachine):
         block_size: int,
         limits: SchedulerLimits,
         hash_block: BlockHash,
+        following: Following,
         backlog: list[dict[str, Any]],
     ) -> None:
-        self.loop = StepLoop(num_blocks, block_size, limits, hash_block)
+        self.loop = StepLoop(num_blocks, block_size, limits, hash_block, following)
         self.limits = limits
         self.cut_short: set[str] = set()  # requests that did not end by themselves
         self.num_added = 0
@@ -167,7 +171,7 @@ class RandomSchedules(RuleBasedStateMachine):
         self.drain()
         for group in self.loop.groups:
             if group.request.id not in self.cut_short:
-                assert_is_complete(group)
+                assert_is_complete(group, self.loop.following)
                 assert self.loop.prompts_read.count(group) == 1
         assert self.loop.scheduler.snapshot().cache.used == 0
         assert not self.loop.scheduler.has_work

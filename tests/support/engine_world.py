@@ -1,6 +1,6 @@
 """An engine without threads, model or real time: the whole of it in one object, stepped by hand."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +29,10 @@ HASHING_VOCABULARY = Vocabulary([bytes([33 + token % 90]) for token in range(VOC
 class NullObserver:
     def __init__(self) -> None:
         self.failures: list[Exception] = []
+        self.totals: Counter[str] = Counter()  # of everything that steps are observed with
 
-    def observe_step(self, **_: Any) -> None:
-        pass
+    def observe_step(self, **observed: Any) -> None:
+        self.totals.update(observed)
 
     def observe_failure(self, error: Exception) -> None:
         self.failures.append(error)

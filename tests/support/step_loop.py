@@ -13,8 +13,10 @@ from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Committed, Scheduler
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
 from tests.support.kv_executor import (
+    Following,
     HashingExecutor,
     InjectedFailure,
+    next_token,
     reference_prompt_logprobs,
     reference_tokens,
 )
@@ -45,9 +47,10 @@ class StepLoop:
     block_size: int = 4
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     hash_block: BlockHash = sha256_block
+    following: Following = next_token
 
     def __post_init__(self) -> None:
-        self.executor = HashingExecutor(self.num_blocks, self.block_size)
+        self.executor = HashingExecutor(self.num_blocks, self.block_size, self.following)
         self.cache = KVCache(self.num_blocks, self.block_size, hash_block=self.hash_block)
         self.scheduler = Scheduler(self.cache, self.limits)
         self.groups: list[SequenceGroup] = []
@@ -106,7 +109,8 @@ class StepLoop:
             if group.request.max_tokens == 0:
                 self.scheduler.abort(group.request.id)
         for sequence, _ in done.sampled:
-            if sequence.num_output == sequence.group.request.max_tokens:
+            is_over = sequence.num_output == sequence.group.request.max_tokens
+            if is_over and sequence.status is not Status.FINISHED:
                 self.scheduler.finish(sequence)
         self.scheduler.check()
 
@@ -123,17 +127,17 @@ class StepLoop:
         groups = [self.add(request) for request in requests]
         self.run()
         for group in groups:
-            assert_is_complete(group)
+            assert_is_complete(group, self.following)
         return groups
 
 
-def assert_is_complete(group: SequenceGroup) -> None:
+def assert_is_complete(group: SequenceGroup, following: Following = next_token) -> None:
     """All choices are there, finished, and hold exactly the tokens of the reference."""
     request = group.request
     assert [sequence.choice for sequence in group.sequences] == list(range(request.n))
     for sequence in group.sequences:
         assert sequence.status is Status.FINISHED
-        assert sequence.output == reference_tokens(request, sequence.choice), request
+        assert sequence.output == reference_tokens(request, sequence.choice, following)
     if request.prompt_logprobs is not None:
         assert group.prompt_logprobs == reference_prompt_logprobs(request)
 

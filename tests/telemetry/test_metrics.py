@@ -129,6 +129,8 @@ def test_steps_are_observed_with_the_engines_own_share_apart() -> None:
         num_sequences=8,
         num_prefilled=64,
         num_sampled=7,
+        num_speculated=5,
+        num_speculated_right=3,
         num_preemptions=1,
     )
     found = samples(metrics)
@@ -137,6 +139,8 @@ def test_steps_are_observed_with_the_engines_own_share_apart() -> None:
     assert found["kvota_step_batch_size_sum"] == 8
     assert found["kvota_prefill_tokens_total"] == 64
     assert found["kvota_generated_tokens_total"] == 7
+    assert found["kvota_speculated_tokens_total"] == 5
+    assert found["kvota_speculated_tokens_accepted_total"] == 3
     assert found["kvota_preemptions_total"] == 1
 
 

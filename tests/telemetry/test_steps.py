@@ -4,7 +4,13 @@ import pytest
 
 from kvota.core.clock import ManualClock
 from kvota.core.plan import Capacity, Chunk, ChunkResult, StepPlan, StepResult
-from kvota.telemetry.steps import RecordingExecutor, StepRecord, StepTerms, read_records
+from kvota.telemetry.steps import (
+    RecordingExecutor,
+    StepRecord,
+    StepTerms,
+    read_records,
+    terms_of,
+)
 
 
 class SlowExecutor:
@@ -60,3 +66,10 @@ def test_a_line_that_is_no_record_is_named() -> None:
     good = '{"prefill": 0, "attention": 0.0, "decodes": 1, "context": 5, "seconds": 0.01}'
     with pytest.raises(ValueError, match="line 2"):
         list(read_records([good, '{"prefill": 1}']))
+
+
+def test_speculated_tokens_are_decodes_at_their_own_positions() -> None:
+    guessing = Chunk(1, (7,), 10, (0,), speculated=(8, 9))
+    assert terms_of(StepPlan([guessing, Chunk(2, (7,), 4, (1,))])) == StepTerms(
+        prefill=0, attention=0.0, decodes=4, context=11 + 12 + 13 + 5
+    )

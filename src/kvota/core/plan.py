@@ -10,6 +10,11 @@ between the two, so a step mixes them freely:
     chunk B  [········xxxxxxxx]           8 prompt tokens after 8 cached ones  (more to come)
     chunk C  [xxxxxxxxxxxx]               a whole prompt                       sample
 
+A chunk may go on with tokens that nobody has drawn yet, speculated ones. Each is computed as if it
+had been, and answers whether it was:
+
+    chunk D  [····················x]g h i   drew g ✓, then h ✓, then k ✗ i      three tokens drawn
+
 KV of position p of a sequence lives in block `block_table[p // block_size]`, slot
 `p % block_size`. `copies` are whole-block copies to make before anything is written.
 """
@@ -50,6 +55,8 @@ class Chunk:
     next_token: int | None = None  # with prompt_logprobs: the prompt token after this chunk, if any
     # Positions from here on hold sampled tokens (recomputed ones). None: those of the draws do.
     num_prompt: int | None = None
+    # With one draw: what may be drawn, and after that. Its KV is written behind that of the tokens.
+    speculated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        """All that the step computes, speculated ones too."""
+        return sum(len(chunk.token_ids) + len(chunk.speculated) for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,10 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
     """`sampled` answers the chunk's draws in order.
+
+    Where tokens were speculated, one draw has up to one answer more than those: the token drawn
+    after the chunk, after the first speculated one if it is the same, and so on to the first that
+    is another one, or the last. KV of the speculated tokens that were not drawn is void.
 
     With `prompt_logprobs`, `prompt_logprobs[i]` belongs to the prompt token at position
     `start + i + 1`; the chunk that ends the prompt has one entry fewer than tokens.

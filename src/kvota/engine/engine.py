@@ -44,6 +44,7 @@ from kvota.engine.mailbox import (
 from kvota.engine.text import Vocabulary
 from kvota.scheduler.scheduler import Scheduler
 from kvota.scheduler.sequence import Sequence as TokenSequence
+from kvota.scheduler.sequence import Status
 from kvota.telemetry.metrics import EngineGauges
 
 FAILED_STEPS_MAX = 3  # in a row, with nothing computed at all
@@ -66,6 +67,8 @@ class StepObserver(Protocol):
         num_sequences: int,
         num_prefilled: int,
         num_sampled: int,
+        num_speculated: int,
+        num_speculated_right: int,
         num_preemptions: int,
     ) -> None: ...
 
@@ -109,16 +112,16 @@ class Engine:
         self._expire(started_s)
         self._hand_over()  # whoever ended does not wait for the step
         plan = self._scheduler.plan(started_s)
-        executor_s = 0.0
-        if plan is not None:
-            before_s = self._clock.now()
-            result = self._execute(plan)
-            executor_s = self._clock.now() - before_s
-            self._apply(plan, result)
+        if plan is None:
+            self._hand_over()
+            return False
+        before_s = self._clock.now()
+        result = self._execute(plan)
+        executor_s = self._clock.now() - before_s
+        self._apply(plan, result)
         self._hand_over()
-        if plan is not None:
-            self._observe(plan, executor_s, self._clock.now() - started_s - executor_s)
-        return plan is not None
+        self._observe(plan, result, executor_s, self._clock.now() - started_s - executor_s)
+        return True
 
     def has_work(self) -> bool:
         """True while a request has not ended."""
@@ -249,8 +252,8 @@ class Engine:
         """Add a sampled token to its answer, and end what it was the last token of."""
         request_id = sequence.group.request.id
         answer = self._answers.get(request_id)
-        if answer is None:
-            return  # another choice of the request has failed in this very step
+        if answer is None or sequence.status is Status.FINISHED:
+            return  # it has ended in this very step
         if sampled.error is not None:
             self._end(request_id, _outcome_of(sampled.error), sampled.error)
             return
@@ -286,16 +289,20 @@ class Engine:
             events, self._events = self._events, []
             self._publish(events)
 
-    def _observe(self, plan: StepPlan, executor_s: float, overhead_s: float) -> None:
+    def _observe(
+        self, plan: StepPlan, result: StepResult, executor_s: float, overhead_s: float
+    ) -> None:
         num_preemptions = self._scheduler.snapshot().preemptions
-        num_sampled = sum(len(chunk.draws) for chunk in plan.chunks)
-        num_decodes = sum(len(chunk.token_ids) == 1 for chunk in plan.chunks)
+        num_prefilled = sum(len(c.token_ids) for c in plan.chunks if len(c.token_ids) > 1)
+        num_speculated, num_right = _speculated(plan, result)
         self._observer.observe_step(
             executor_s=executor_s,
             overhead_s=overhead_s,
             num_sequences=len(plan.chunks),
-            num_prefilled=plan.num_tokens - num_decodes,
-            num_sampled=num_sampled,
+            num_prefilled=num_prefilled,
+            num_sampled=sum(len(chunk.draws) for chunk in plan.chunks) + num_right,
+            num_speculated=num_speculated,
+            num_speculated_right=num_right,
             num_preemptions=num_preemptions - self._num_preemptions,
         )
         self._num_preemptions = num_preemptions
@@ -318,3 +325,13 @@ class Engine:
 def _outcome_of(error: KvotaError) -> Outcome:
     """How a request ends whose draw failed."""
     return Outcome.INVALID if isinstance(error, RequestError) else Outcome.ENGINE_ERROR
+
+
+def _speculated(plan: StepPlan, result: StepResult) -> tuple[int, int]:
+    """How many tokens the step guessed, and how many of them were drawn."""
+    num_guessed = num_right = 0
+    for chunk, answer in zip(plan.chunks, result.chunks, strict=True):
+        if chunk.speculated:
+            num_guessed += len(chunk.speculated)
+            num_right += max(0, len(answer.sampled) - 1)
+    return num_guessed, num_right

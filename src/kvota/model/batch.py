@@ -43,7 +43,7 @@ class ChunkRows:
 
     prompt: slice  # of the chunk's prompt logprobs, one row for each of `next_tokens`
     next_tokens: Sequence[int]
-    draw: int | None  # what all draws of the chunk read
+    draw: int | None  # what all draws of the chunk read; rows after speculated tokens follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _num_prompt_rows(chunk: Chunk) -> int:
 def _subsequences(chunk: Chunk, paging: Paging) -> Iterator[_Subsequence]:
     length = len(chunk.token_ids)
     if chunk.start >= _num_prompt(chunk):
-        for position, token in enumerate(chunk.token_ids, chunk.start):
+        for position, token in enumerate((*chunk.token_ids, *chunk.speculated), chunk.start):
             yield _Subsequence((token,), position, _table(chunk, position + 1, paging))
     elif length > 1:
         yield _Subsequence(
@@ -196,6 +196,8 @@ def _rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> tuple[list[int], li
             if len(next_tokens) < len(chunk.token_ids):
                 indices.append(begin + len(chunk.token_ids) - 1)
             draw = len(indices) - 1
+            last = indices[-1]
+            indices.extend(range(last + 1, last + 1 + len(chunk.speculated)))
         rows.append(ChunkRows(slice(first, first + len(next_tokens)), next_tokens, draw))
     return indices, rows
 

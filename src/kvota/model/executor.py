@@ -6,6 +6,7 @@ Not thread-safe: one step at a time. The forward pass releases the interpreter's
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -103,11 +104,15 @@ class OpenVinoExecutor:
         self, chunks: Sequence[Chunk], step: Batch, logits: _Logits
     ) -> list[Sequence[Sampled]]:
         """Each chunk's drawn tokens. Several draws of a chunk read the same row."""
-        draws = [draw for chunk in chunks for draw in chunk.draws]
+        draws_of = [_draws(chunk) for chunk in chunks]
+        draws = [draw for own in draws_of for draw in own]
         if not draws:
             return [()] * len(chunks)
-        tokens = iter(self._sampler.sample(_draw_rows(chunks, step, logits), draws))
-        return [[next(tokens) for _ in chunk.draws] for chunk in chunks]
+        drawn = iter(self._sampler.sample(_draw_rows(chunks, step, logits), draws))
+        return [
+            _as_guessed([next(drawn) for _ in own], chunk.speculated)
+            for chunk, own in zip(chunks, draws_of, strict=True)
+        ]
 
     def _prompt_logprobs(
         self, chunk: Chunk, rows: ChunkRows, logits: _Logits
@@ -119,12 +124,31 @@ class OpenVinoExecutor:
         )
 
 
+def _draws(chunk: Chunk) -> Sequence[Draw]:
+    """The chunk's own, and one after each speculated token, as if that had been drawn."""
+    if not chunk.speculated:
+        return chunk.draws
+    [draw] = chunk.draws
+    tokens, draws = [*draw.tokens], [draw]
+    for guess in chunk.speculated:
+        tokens = [*tokens, guess]
+        draws.append(replace(draw, tokens=tokens))
+    return draws
+
+
+def _as_guessed(drawn: list[Sampled], speculated: Sequence[int]) -> Sequence[Sampled]:
+    """Up to the first that is not what was speculated: the rest followed another token."""
+    for number, (sampled, guess) in enumerate(zip(drawn, speculated, strict=False), 1):
+        if sampled.error is not None or sampled.token != guess:
+            return drawn[:number]
+    return drawn
+
+
 def _draw_rows(chunks: Sequence[Chunk], step: Batch, logits: _Logits) -> _Logits:
     """One row per draw; the logits themselves, uncopied, when they are that already."""
-    wanted = [
-        rows.draw
-        for chunk, rows in zip(chunks, step.rows, strict=True)
-        if rows.draw is not None
-        for _ in chunk.draws
-    ]
+    wanted: list[int] = []
+    for chunk, rows in zip(chunks, step.rows, strict=True):
+        if rows.draw is not None:
+            wanted.extend([rows.draw] * len(chunk.draws))
+            wanted.extend(range(rows.draw + 1, rows.draw + 1 + len(chunk.speculated)))
     return logits if wanted == list(range(step.num_rows)) else logits[wanted]

@@ -32,6 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_num_batched_tokens: int = 512  # per step
     max_running_requests: int = 64  # choices running at once
     long_prefill_share: float = 0.5  # of a step, for long prompts while others want the step too
+    speculative_tokens: int = 7  # guessed of a sequence per step while nobody waits; 0: none
     prefix_cache: bool = True
     record_steps: str | None = None  # a file to write every step's cost to
 

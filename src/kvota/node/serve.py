@@ -406,6 +406,7 @@ def _limits(settings: EngineSettings) -> SchedulerLimits:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_running_requests=settings.max_running_requests,
         long_prefill_share=settings.long_prefill_share,
+        speculative_tokens=settings.speculative_tokens,
     )
 
 

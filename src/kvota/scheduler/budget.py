@@ -27,6 +27,7 @@ class SchedulerLimits:
     max_prompt_logprob_tokens: int = 128  # per step; each needs a whole row of logits
     min_run_tokens: int = 16  # sampled before a sequence may be preempted (again)
     max_consecutive_preemptions: int = 2  # of the same sequence in a row
+    speculative_tokens: int = 0  # guessed of one sequence in one step, at most
     watermark: float = 0.01  # of all blocks, left available when a sequence is admitted
 
     def __post_init__(self) -> None:
@@ -39,8 +40,9 @@ class SchedulerLimits:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.min_run_tokens < 0:
-            raise ConfigError(f"min_run_tokens must not be negative, got {self.min_run_tokens}")
+        for name in ("min_run_tokens", "speculative_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 < self.long_prefill_share <= 1:
             raise ConfigError(
                 f"long_prefill_share must be above 0 and at most 1, got {self.long_prefill_share}"

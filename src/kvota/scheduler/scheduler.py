@@ -7,7 +7,8 @@
 There is no prefill phase and no decode phase: each running sequence has tokens whose KV is not
 there yet, and a step computes some of them. `plan` fills one step under a token budget:
 
-1. every running decode, one token each, in order of rank (in turns when they exceed the budget);
+1. every running decode, one token each, in order of rank (in turns when they exceed the budget),
+   and what may follow it, if the step is of no use to anyone else (`speculation.py`);
 2. chunks of prompts in progress, oldest first, long ones within their share (`long_share.py`);
 3. new sequences from the heads of the line (`line.py`), as long as their KV fits.
 
@@ -23,7 +24,7 @@ it runs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvota.core.plan import BlockCopy, Chunk, ChunkResult, Sampled, StepPlan, StepResult
 from kvota.core.request import Request
@@ -34,6 +35,7 @@ from kvota.scheduler.long_share import LongShare
 from kvota.scheduler.preemption import VictimChoice
 from kvota.scheduler.roster import Roster
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
+from kvota.scheduler.speculation import chance_needed
 
 
 @dataclass(slots=True)
@@ -69,6 +71,8 @@ class _Draft:
     copies: list[BlockCopy] = field(default_factory=list)
     is_short_of_memory: bool = False
     num_decodes: int = 0
+    num_guesses_max: int = 0  # that this step has room for
+    chance_min: float = 1.0  # that a guess is right
     left_out: list[Sequence] = field(default_factory=list)  # long prompts, for short ones
 
 
@@ -164,10 +168,14 @@ class Scheduler:
             if sequence is None:
                 continue  # it ended while the step ran
             assert sequence.table is not None
-            self._commit(sequence, sequence.table, chunk.start + len(chunk.token_ids))
+            num_computed = chunk.start + len(chunk.token_ids)
+            if chunk.speculated and answer.sampled:
+                self._append_run(sequence, answer, done)
+                num_computed += len(answer.sampled) - 1
+            self._commit(sequence, sequence.table, num_computed)
             if not sequence.group.is_prompt_read:
                 self._read_prompt(sequence, chunk, answer, done)
-            if answer.sampled:
+            if answer.sampled and not chunk.speculated:
                 self._append(sequence, answer, done)
         return done
 
@@ -249,6 +257,9 @@ class Scheduler:
         most = draft.budget.decodes_max(has_prompts=has_prompts)
         if len(decodes) > most:
             decodes = self._in_turns(decodes, most)
+        if self._limits.speculative_tokens and not has_prompts and not self.num_waiting:
+            draft.num_guesses_max = draft.budget.left - len(decodes)
+            draft.chance_min = chance_needed(len(decodes))
         chunks = draft.chunks
         for sequence in decodes:
             table = sequence.table
@@ -266,11 +277,27 @@ class Scheduler:
             if copies or len(table.blocks) > num_held:
                 sequence.group.count_blocks(self._roster.now_s)
             sequence.planned_step = self._step
-            chunks.append(
-                Chunk(sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws)
+            chunk = Chunk(
+                sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws
             )
+            if draft.num_guesses_max and (guesses := self._guesses(draft, sequence, table)):
+                chunk = replace(chunk, speculated=guesses)
+                draft.budget.left -= len(guesses)
+            chunks.append(chunk)
         draft.num_decodes = len(chunks)
         draft.budget.left -= len(chunks)
+
+    def _guesses(self, draft: _Draft, sequence: Sequence, table: BlockTable) -> tuple[int, ...]:
+        """What may follow the sequence's tokens, within the blocks that it holds anyway."""
+        if sequence.draws[0].constraint is not None:
+            return ()  # a grammar learns of tokens one by one, when they have been drawn
+        tokens = sequence.tokens
+        num_slots = len(table.blocks) * self._cache.block_size - len(tokens)
+        num_to_come = sequence.group.request.max_tokens - sequence.num_output - 1
+        limits = (self._limits.speculative_tokens, num_slots, num_to_come, draft.num_guesses_max)
+        guesses = sequence.lookup.guesses(tokens, most=min(limits), chance_min=draft.chance_min)
+        draft.num_guesses_max -= len(guesses)
+        return guesses
 
     def _in_turns(self, decodes: list[Sequence], most: int) -> list[Sequence]:
         """`most` of them, beginning where the last such step ended; the first in rank first."""
@@ -401,6 +428,13 @@ class Scheduler:
             if sampled.error is None:
                 one.tokens.append(sampled.token)
             done.sampled.append((one, sampled))
+
+    def _append_run(self, sequence: Sequence, answer: ChunkResult, done: Committed) -> None:
+        """Append what was drawn for one choice in a row: all but the last as it was guessed."""
+        for sampled in answer.sampled:
+            if sampled.error is None:
+                sequence.tokens.append(sampled.token)
+            done.sampled.append((sequence, sampled))
 
 
 def _unfinished(group: SequenceGroup | None) -> list[Sequence]:

@@ -25,6 +25,7 @@ from kvota.core.request import Constraint, Request, TokenLogprobs
 from kvota.kv.cache import BlockTable
 from kvota.kv.prefix import Chain
 from kvota.scheduler.block_meter import BlockMeter
+from kvota.scheduler.speculation import PromptLookup
 
 
 class Status(Enum):
@@ -71,9 +72,11 @@ class Sequence:
     num_preemptions: int = 0
     num_given_up: int = 0  # tokens of KV lost in the last preemption
     planned_step: int = -1  # the last step that it had a chunk in
+    lookup: PromptLookup = field(init=False)
     rank: Rank = field(init=False)
 
     def __post_init__(self) -> None:
+        self.lookup = PromptLookup(self.num_prompt)
         self.rank = (self.group.request.band, self.group.arrival, self.choice)
 
     @property

@@ -168,8 +168,9 @@ class BudgetedExecutor:
         capacity, limits = self._executor.capacity, self._limits
         num_tokens, num_draws = 0, 0
         for chunk in plan.chunks:
-            end = chunk.start + len(chunk.token_ids)
-            num_tokens += len(chunk.token_ids)
+            length = len(chunk.token_ids) + len(chunk.speculated)
+            end = chunk.start + length
+            num_tokens += length
             num_draws += len(chunk.draws)
             assert len(chunk.block_table) * capacity.block_size >= end, "a chunk without blocks"
         assert num_tokens <= limits.max_num_batched_tokens, f"a step of {num_tokens} tokens"

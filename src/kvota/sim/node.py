@@ -40,7 +40,7 @@ class StepCount:
 
     def observe_step(
         self, *, executor_s: float, overhead_s: float, num_sequences: int, num_prefilled: int,
-        num_sampled: int, num_preemptions: int,
+        num_sampled: int, num_speculated: int, num_speculated_right: int, num_preemptions: int,
     ) -> None:  # fmt: skip
         self.num_steps += 1
 

@@ -120,6 +120,12 @@ class Metrics:
         self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
         self._block_s = _counter(registry, "kv_block_seconds", "KV blocks, times seconds held.")
         self._generated = _counter(registry, "generated_tokens", "Tokens sampled, as they come.")
+        self._speculated = _counter(
+            registry, "speculated_tokens", "Guesses computed beside a sequence's last token."
+        )
+        self._speculated_right = _counter(
+            registry, "speculated_tokens_accepted", "Of those, what was drawn then."
+        )
         self._prefilled = _counter(registry, "prefill_tokens", "Prompt tokens computed.")
         self._forecast_error = Histogram(
             "kvota_forecast_error_tokens",
@@ -154,6 +160,8 @@ class Metrics:
         num_sequences: int,
         num_prefilled: int,
         num_sampled: int,
+        num_speculated: int,
+        num_speculated_right: int,
         num_preemptions: int,
     ) -> None:
         """Record one step of the engine; called from the engine's thread."""
@@ -161,6 +169,9 @@ class Metrics:
         self._scheduler_s.observe(overhead_s)
         self._batch.observe(num_sequences)
         self._generated.inc(num_sampled)
+        if num_speculated:
+            self._speculated.inc(num_speculated)
+            self._speculated_right.inc(num_speculated_right)
         if num_prefilled:
             self._prefilled.inc(num_prefilled)
         if num_preemptions:

@@ -7,7 +7,7 @@ One JSON object a line:
 
 prefill    prompt tokens computed, over all chunks of more than one token
 attention  Σ over those chunks of tokens · (positions before the chunk + tokens / 2)
-decodes    chunks of one token
+decodes    chunks of one token, and speculated tokens: a row each
 context    Σ over those of the positions they attend to
 seconds    the executor's time for the step
 gap        from the end of the step before to the beginning of this one, where somebody is in both:
@@ -48,8 +48,9 @@ def terms_of(plan: StepPlan) -> StepTerms:
     for chunk in plan.chunks:
         num_tokens = len(chunk.token_ids)
         if num_tokens == 1:
-            decodes += 1
-            context += chunk.start + 1
+            for position in range(chunk.start, chunk.start + 1 + len(chunk.speculated)):
+                decodes += 1
+                context += position + 1
         else:
             prefill += num_tokens
             attention += num_tokens * (chunk.start + num_tokens / 2)

@@ -1,0 +1,195 @@
+"""Guesses cost nothing that anyone else could use, and change no token."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvota.core.errors import ConfigError
+from kvota.core.plan import Chunk
+from kvota.scheduler.budget import SchedulerLimits
+from kvota.scheduler.speculation import FIXED_ROWS, PromptLookup, chance_needed
+from tests.support.kv_executor import repeating_token
+from tests.support.step_loop import StepLoop, new_request, only
+
+ANY = 0.0  # a chance that every guess has
+
+
+class AnyText:
+    """A grammar that every text follows."""
+
+    def write_mask(self, row: npt.NDArray[np.int32]) -> None:
+        row[:] = -1
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def is_complete(self) -> bool:
+        return False
+
+
+def looping(**fields: int) -> StepLoop:
+    """Over blocks of 32, of a model that repeats itself."""
+    limits = SchedulerLimits(**({"speculative_tokens": 5} | fields))
+    return StepLoop(64, 32, limits, following=repeating_token)
+
+
+def speculated(loop: StepLoop) -> list[int]:
+    """How many tokens each step guessed."""
+    return [sum(len(chunk.speculated) for chunk in plan.chunks) for plan in loop.plans]
+
+
+# --- what is guessed ---------------------------------------------------------------------------
+
+
+def test_what_followed_the_last_two_tokens_before_is_the_guess() -> None:
+    tokens = [1, 2, 3, 4, 5, 9, 1, 2]
+    assert PromptLookup(8).guesses(tokens, most=3, chance_min=ANY) == (3, 4, 5)
+
+
+def test_the_latest_place_counts() -> None:
+    tokens = [1, 2, 3, 1, 2, 4, 1, 2]
+    assert PromptLookup(8).guesses(tokens, most=1, chance_min=ANY) == (4,)
+
+
+def test_a_loop_goes_on_beyond_what_was_said() -> None:
+    assert PromptLookup(4).guesses([7, 8, 7, 8], most=5, chance_min=ANY) == (7, 8, 7, 8, 7)
+    assert PromptLookup(3).guesses([7, 7, 7], most=4, chance_min=ANY) == (7, 7, 7, 7)
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 2, 3, 4]])
+def test_what_was_never_said_before_is_not_guessed(tokens: list[int]) -> None:
+    assert PromptLookup(9).guesses(tokens, most=5, chance_min=ANY) == ()
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 40), st.integers(0, 8))
+def test_reading_by_and_by_gives_the_same_as_reading_at_once(
+    tokens: list[int], num_prompt: int, most: int
+) -> None:
+    by_and_by, at_once = PromptLookup(num_prompt), PromptLookup(num_prompt)
+    for end in range(len(tokens)):
+        by_and_by.guesses(tokens[:end], most=most, chance_min=ANY)
+    wanted = at_once.guesses(tokens, most=most, chance_min=ANY)
+    assert by_and_by.guesses(tokens, most=most, chance_min=ANY) == wanted
+    assert by_and_by.chance == at_once.chance
+    assert len(wanted) <= most
+
+
+# --- whether it pays ---------------------------------------------------------------------------
+
+
+def test_a_guess_must_be_surer_the_fuller_the_batch() -> None:
+    assert chance_needed(1) == 1 / (FIXED_ROWS + 1)
+    assert chance_needed(FIXED_ROWS) == 0.5
+    assert chance_needed(10_000) > 0.99
+
+
+@given(st.integers(1, 300), st.floats(0, 1))
+def test_the_chance_needed_is_where_tokens_per_row_begin_to_gain(
+    running: int, chance: float
+) -> None:
+    rate = running / (FIXED_ROWS + running)
+    with_guess = (running + chance) / (FIXED_ROWS + running + 1)
+    if abs(chance - chance_needed(running)) > 1e-6:
+        assert (with_guess > rate) == (chance > chance_needed(running))
+
+
+def test_only_as_many_are_guessed_as_are_likely_all_right() -> None:
+    lookup = PromptLookup(100, chance=0.5)
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert lookup.guesses(tokens, most=8, chance_min=0.6) == ()
+    assert lookup.guesses(tokens, most=8, chance_min=0.25) == (3, 4)
+    assert lookup.guesses(tokens, most=8, chance_min=0.1) == (3, 4, 5)
+
+
+def test_the_chance_is_learned_from_the_output_and_not_from_the_prompt() -> None:
+    prompt = [1, 2, 3, 1, 2, 4, 1, 2]
+    lookup = PromptLookup(len(prompt), chance=0.5)
+    lookup.guesses(prompt, most=1, chance_min=ANY)
+    assert lookup.chance == 0.5
+    lookup.guesses([*prompt, 4], most=1, chance_min=ANY)  # as after 1 2 before
+    right = lookup.chance
+    assert right > 0.5
+    lookup.guesses([*prompt, 4, 7], most=1, chance_min=ANY)  # 1 followed 2 4 before
+    assert lookup.chance < right
+
+
+# --- in the step -------------------------------------------------------------------------------
+
+
+def test_the_tokens_are_the_same_in_fewer_steps() -> None:
+    plain, guessing = looping(speculative_tokens=0), looping()
+    for loop in (plain, guessing):
+        loop.finish_all(*(new_request(str(seed), [3, 4, seed], 60, seed=seed) for seed in range(3)))
+    assert sum(speculated(plain)) == 0
+    assert guessing.executor.num_speculated_right > 30
+    assert len(guessing.plans) < 0.8 * len(plain.plans)
+
+
+def test_a_guess_takes_no_block() -> None:
+    """Not even where the next one would be the first of a new block."""
+    loop = StepLoop(64, 4, SchedulerLimits(speculative_tokens=5), following=repeating_token)
+    loop.add(new_request("a", [1, 1, 1], 40))
+    while (plan := loop.scheduler.plan(0.0)) is not None:
+        for chunk in plan.chunks:
+            assert len(chunk.block_table) == -(-(chunk.start + len(chunk.token_ids)) // 4)
+            assert chunk.start + len(chunk.token_ids) + len(chunk.speculated) <= 4 * len(
+                chunk.block_table
+            )
+        loop.plans.append(plan)
+        loop.settle(loop.scheduler.commit(plan, loop.executor.execute(plan)))
+    assert sum(speculated(loop)) > 0
+
+
+def test_nothing_is_guessed_beyond_max_tokens() -> None:
+    loop = looping()
+    (group,) = loop.finish_all(new_request("a", [5, 5, 5, 5], 30))
+    ends = [chunk_end(chunk) for plan in loop.plans for chunk in plan.chunks]
+    assert max(ends) <= 4 + 30 - 1  # the last token's KV is never needed
+    assert only(group).num_output == 30
+
+
+def chunk_end(chunk: Chunk) -> int:
+    return chunk.start + len(chunk.token_ids) + len(chunk.speculated)
+
+
+def test_nothing_is_guessed_while_a_prompt_is_read_or_someone_waits() -> None:
+    loop = looping(max_num_batched_tokens=8, max_running_requests=2)
+    loop.add(new_request("first", [5, 5, 5, 5], 60))
+    while not loop.plans or not speculated(loop)[-1]:
+        assert loop.step() is not None
+    loop.add(new_request("second", list(range(40)), 40))
+    loop.add(new_request("third", [5, 5, 5], 1))
+    waits = True
+    while waits:
+        assert loop.step() is not None
+        reads = any(len(chunk.token_ids) > 1 for chunk in loop.plans[-1].chunks)
+        waits = loop.scheduler.num_waiting > 0
+        if reads or waits:
+            assert speculated(loop)[-1] == 0
+    loop.run()
+
+
+def test_guesses_keep_to_the_budget_of_a_step() -> None:
+    loop = looping(max_num_batched_tokens=4)
+    loop.finish_all(*(new_request(str(seed), [5, 5], 40, seed=seed) for seed in range(3)))
+    assert max(plan.num_tokens for plan in loop.plans) <= 4
+    assert sum(speculated(loop)) > 0
+
+
+def test_a_grammar_is_not_guessed_past() -> None:
+    loop = looping()
+    loop.finish_all(new_request("a", [5, 5, 5, 5], 30, new_constraint=AnyText))
+    assert sum(speculated(loop)) == 0
+
+
+def test_choices_guess_each_for_itself() -> None:
+    loop = looping()
+    loop.finish_all(new_request("a", [5, 5, 5, 5], 40, n=3))
+    assert loop.executor.num_speculated_right > 10
+
+
+def test_fewer_than_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="speculative_tokens must not be negative, got -1"):
+        SchedulerLimits(speculative_tokens=-1)
