@@ -33,22 +33,25 @@ class Answer:
     calls: list[tuple[str, str]] = field(default_factory=list)  # name, arguments as text
 
 
-def new_parser(format: ToolFormat) -> ToolCallParser:
+def new_parser(format: ToolFormat, **options: Any) -> ToolCallParser:
     numbers = count()
-    return ToolCallParser(format, lambda: f"id{next(numbers)}")
+    return ToolCallParser(format, lambda: f"id{next(numbers)}", **options)
 
 
-def events_of(format: ToolFormat, pieces: Iterable[str]) -> Iterator[ToolCallEvent]:
-    parser = new_parser(format)
+def events_of(
+    parser: ToolCallParser, pieces: Iterable[str], *, at_limit: bool = False
+) -> Iterator[ToolCallEvent]:
     for piece in pieces:
         yield from parser.push(piece)
-    yield from parser.finish()
+    yield from parser.finish(at_limit=at_limit)
 
 
-def answer_of(format: ToolFormat, pieces: Iterable[str]) -> Answer:
+def answer_of(
+    format: ToolFormat, pieces: Iterable[str], *, at_limit: bool = False, **options: Any
+) -> Answer:
     """Collect the events, checking the order that every client relies on."""
     answer = Answer()
-    for event in events_of(format, pieces):
+    for event in events_of(new_parser(format, **options), pieces, at_limit=at_limit):
         if isinstance(event, ContentText):
             assert event.text
             answer.content += event.text
@@ -64,8 +67,8 @@ def answer_of(format: ToolFormat, pieces: Iterable[str]) -> Answer:
     return answer
 
 
-def parse(text: str, format: ToolFormat = HERMES) -> Answer:
-    return answer_of(format, [text])
+def parse(text: str, format: ToolFormat = HERMES, **options: Any) -> Answer:
+    return answer_of(format, [text], **options)
 
 
 def cut(text: str, points: Iterable[int]) -> list[str]:
@@ -177,7 +180,7 @@ def test_the_case_of_two_calls_one_empty_one_nested() -> None:
 
 
 def test_the_first_event_of_a_call_names_it_and_later_ones_only_carry_arguments() -> None:
-    events = list(events_of(HERMES, write(HERMES, [("f", '{"a": 1}')])))
+    events = list(events_of(new_parser(HERMES), write(HERMES, [("f", '{"a": 1}')])))
     assert events[0] == CallStarted(0, "id0", "f")
     assert all(isinstance(event, CallArguments) for event in events[1:])
     assert len(events) > 3
@@ -265,6 +268,67 @@ def test_a_call_that_is_cut_off_keeps_what_it_has() -> None:
 def test_what_follows_a_break_inside_arguments_is_content() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>'
     assert parse(text) == Answer("oops}}</tool_call>", [("f", '{"a": 1, ')])
+
+
+@pytest.mark.parametrize(
+    ("text", "cut_call"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', 0),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>', 0),
+        ('<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": {"a": ', 1),
+        ('<tool_call>{"name": "f", "arguments": {"a": {}} oops', None),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}', None),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}', None),
+        ('<tool_call>{"name": "f", "argum', None),
+        ("words", None),
+    ],
+)
+def test_half_told_arguments_are_remembered(text: str, cut_call: int | None) -> None:
+    parser = new_parser(HERMES)
+    told = list(events_of(parser, text))
+    assert parser.cut_call == cut_call
+    if cut_call is not None:
+        assert cut_call == max(e.index for e in told if isinstance(e, CallStarted))
+
+
+class TestWholeCalls:
+    @given(FORMATS, BARE_CALLS, SPLITS)
+    def test_whole_ones_come_back_each_at_once(
+        self, format: ToolFormat, calls: list[tuple[str, str]], splits: list[int]
+    ) -> None:
+        parser = new_parser(format, whole_calls=True)
+        told = list(events_of(parser, cut(write(format, calls), splits)))
+        names = [event.name for event in told if isinstance(event, CallStarted)]
+        arguments = [event.json_fragment for event in told if isinstance(event, CallArguments)]
+        assert list(zip(names, arguments, strict=True)) == calls
+        assert len(told) == 2 * len(calls)
+
+    @given(FORMATS, BARE_CALLS, st.integers(0, 10_000))
+    def test_no_call_is_told_by_half_wherever_the_text_ends(
+        self, format: ToolFormat, calls: list[tuple[str, str]], end: int
+    ) -> None:
+        text = write(format, calls)
+        answer = parse(text[: end % (len(text) + 1)], format, whole_calls=True)
+        assert answer.calls == calls[: len(answer.calls)]
+
+    def test_a_cut_one_is_content_whole(self) -> None:
+        whole = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        half = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
+        assert parse(half, whole_calls=True) == Answer(half)
+        assert parse(f"{whole}\n{half}", whole_calls=True) == Answer(f"\n{half}", [("f", "{}")])
+
+    def test_a_broken_one_is_content_whole(self) -> None:
+        text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>'
+        assert parse(text, whole_calls=True) == Answer(text)
+
+    def test_one_that_a_limit_cuts_is_told_as_far_as_it_is(self) -> None:
+        text = '<tool_call>{"name": "f", "arguments": {"a": "b'
+        parser = new_parser(HERMES, whole_calls=True)
+        told = list(events_of(parser, [text], at_limit=True))
+        assert told == [CallStarted(0, "id0", "f"), CallArguments(0, '{"a": "b')]
+        assert parser.cut_call == 0
+        unsure = '<tool_call>{"name": "f", "arg'
+        assert parse(unsure, whole_calls=True, at_limit=True) == Answer(unsure)
 
 
 def test_white_space_stays_with_the_content_behind_it() -> None:

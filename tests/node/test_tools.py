@@ -1,12 +1,15 @@
 """Tool calls over HTTP: streams and bodies tell the same calls."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from kvota.core.request import FinishReason
+from tests.support.grammar_walk import is_allowed_whole
 from tests.support.http import Node, Script, make_node, says, tiny_served
+from tests.support.tiny_tokenizer import IM_END_ID
 
 WEATHER = {
     "type": "function",
@@ -100,6 +103,72 @@ async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
     assert choice["finish_reason"] == "length"
 
 
+HALF = ['<tool_call>\n{"name": "weather", ', '"arguments": {"city": ', '"B']
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True, "stop": "erlin"}], ids=["body", "stop"])
+async def test_half_a_call_is_told_as_the_text_it_is(fields: dict[str, Any]) -> None:
+    """An agent would run it, or fail to read its arguments."""
+    first = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>\n'
+    for before, num_calls, reason in (("", 0, "stop"), (first, 1, "tool_calls")):
+        told = await _told(tool_node(says(before, *HALF)), tools=[WEATHER, PING], **fields)
+        assert (len(told.calls), told.finish_reason) == (num_calls, reason)
+        assert told.content.strip() == "".join(HALF)
+
+
+async def test_half_a_call_that_is_out_already_does_not_end_as_a_call() -> None:
+    told = await _told(tool_node(says(*HALF)), tools=[WEATHER], stream=True)
+    assert (told.calls, told.finish_reason) == ([("weather", '{"city": "B')], "stop")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "stop": "x"}], ids=str)
+async def test_half_a_call_at_the_limit_is_told_with_length(fields: dict[str, Any]) -> None:
+    node = tool_node(says(*HALF, finish=FinishReason.LENGTH))
+    told = await _told(node, tools=[WEATHER], **fields)
+    assert (told.calls, told.finish_reason) == ([("weather", '{"city": "B')], "length")
+
+
+async def test_half_a_forced_call_shows_no_markup() -> None:
+    told = await _told(tool_node(says(*HALF)), tools=[WEATHER], tool_choice="required")
+    assert (told.content, told.calls, told.finish_reason) == ("", [], "stop")
+
+
+async def test_a_stop_behind_the_arguments_leaves_the_call_whole() -> None:
+    text = '<tool_call>\n{"name": "ping", "arguments": {"a": {}}'
+    for fields in ({}, {"stream": True, "stop": "}\n</tool_call>"}):
+        told = await _told(tool_node(says(*cut(text, 5))), tools=[PING], **fields)
+        assert (told.calls, told.finish_reason) == ([("ping", '{"a": {}}')], "tool_calls")
+
+
+async def test_half_of_a_second_call_is_nothing_to_who_takes_one() -> None:
+    node = tool_node(says('<tool_call>{"name": "ping"}</tool_call><tool_call>', *HALF[0:1], "x"))
+    told = await _told(node, tools=[WEATHER, PING], parallel_tool_calls=False, stream=True)
+    assert (told.calls, told.finish_reason) == ([("ping", "{}")], "tool_calls")
+
+
+@dataclass
+class Told:
+    content: str
+    calls: list[tuple[str, str]]
+    finish_reason: str
+
+
+async def _told(node: Node, **fields: Any) -> Told:
+    """What a client makes of the only choice, streamed or not."""
+    reply = await node.chat(**fields)
+    if not fields.get("stream"):
+        [choice] = reply.json["choices"]
+        message = choice["message"]
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [(function["name"], function["arguments"]) for function in functions]
+        return Told(message["content"] or "", calls, choice["finish_reason"])
+    choices = [chunk["choices"][0] for chunk in reply.chunks]
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    calls = [(call["name"], call["arguments"]) for call in _joined_calls(reply.chunks)]
+    [reason] = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return Told(content, calls, reason)
+
+
 async def test_without_parallel_calls_only_the_first_is_told() -> None:
     node = tool_node(says(*cut(TWO_CALLS, 5)))
     fields: dict[str, Any] = {"tools": [WEATHER, PING], "parallel_tool_calls": False}
@@ -133,7 +202,10 @@ async def test_a_required_call_is_forced_by_a_grammar(choice: Any) -> None:
     ("fields", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [PING], "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [PING], "response_format": {"type": "json_schema", "json_schema":
+          {"name": "x", "schema": {"type": "nope"}}}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters":
+          {"type": "nope"}}}], "response_format": {"type": "json_object"}}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters":
           {"type": "nope"}}}], "tool_choice": "required"}, "tools"),
     ],
@@ -144,6 +216,57 @@ async def test_tools_that_cannot_be_honoured_are_refused(
     node = tool_node(says("x"))
     reply = await node.chat(**fields)
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+FORMS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"regex": '\\{"x": 3\\}'}},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+async def test_beside_a_form_the_model_may_call_or_answer_in_it(form: dict[str, Any]) -> None:
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    for text, content, num_calls in (('{"x": 3}', '{"x": 3}', 0), (call, "", 1)):
+        node = tool_node(says(*cut(text, 2)))
+        for stream in (False, True):
+            told = await _told(node, tools=[WEATHER, PING], stream=stream, **form)
+            assert (told.content, len(told.calls)) == (content, num_calls)
+            assert told.finish_reason == ("tool_calls" if num_calls else "stop")
+        assert _allows(node, text)
+        assert not _allows(node, "Hello")
+
+
+async def test_a_document_that_quotes_a_call_is_a_document() -> None:
+    text = '{"x": 3, "y": "<tool_call>", "name": "ping", "arguments": {}}'
+    told = await _told(tool_node(says(*cut(text, 3))), tools=[PING], **FORMS[0])
+    assert (told.content, told.calls) == (text, [])
+
+
+async def test_where_a_call_is_due_the_form_has_nothing_to_say() -> None:
+    node = tool_node(says(*cut(TWO_CALLS, 9)))
+    told = await _told(node, tools=[WEATHER, PING], tool_choice="required", **FORMS[0])
+    assert told.finish_reason == "tool_calls"
+    assert _allows(node, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')
+    assert not _allows(node, '{"x": 3}')
+
+
+async def test_beside_a_form_a_schema_that_cannot_be_enforced_binds_only_strict_tools() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "nope"}}}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd}}
+    node = tool_node(says("{}"))
+    assert (await node.chat(tools=[tool, WEATHER], **FORMS[0])).status == 200
+    call = '<tool_call>\n{"name": "odd", "arguments": {"a": [1]}}\n</tool_call>'
+    assert _allows(node, call)
+
+
+def _allows(node: Node, text: str) -> bool:
+    """Whether the grammar of the last request lets this be the answer."""
+    new_constraint = node.runner.requests[-1].new_constraint
+    assert new_constraint is not None
+    return is_allowed_whole(new_constraint(), text, node.served.tokenizer.pieces, IM_END_ID)
 
 
 async def test_a_model_that_cannot_call_tools_says_so() -> None:

@@ -40,6 +40,8 @@ from kvota.core.errors import InvalidRequest, UnsupportedModel
 from kvota.core.request import Constraint
 from kvota.model.grammar_tokens import NAME_MARK, hide_specials, name_specials
 from kvota.model.json_schema import safe_schema
+from kvota.model.schema_choice import any_schema
+from kvota.model.tool_grammar import CallGrammar
 
 ConstraintFactory = Callable[[], Constraint]
 
@@ -47,6 +49,7 @@ RESPONSE_FORMAT = "response_format"
 STRUCTURED_OUTPUTS = "structured_outputs"
 TOOLS = "tools"
 
+OPTIONS_KEY = "x-guidance"  # llguidance's own
 CALLS_RULE = "calls"
 FORM_RULE = "form"
 
@@ -109,7 +112,7 @@ class GrammarCompiler:
         self._stack_size = threading.Lock()
 
     def json_object(
-        self, *, param: str = RESPONSE_FORMAT, calls: str | None = None
+        self, *, param: str = RESPONSE_FORMAT, calls: CallGrammar | None = None
     ) -> ConstraintFactory:
         """Any JSON object."""
         return self.json_schema({"type": "object"}, param=param, calls=calls)
@@ -119,7 +122,7 @@ class GrammarCompiler:
         schema: dict[str, Any] | bool,
         *,
         param: str = RESPONSE_FORMAT,
-        calls: str | None = None,
+        calls: CallGrammar | None = None,
     ) -> ConstraintFactory:
         """JSON that is valid under `schema`, its properties in the order of the schema.
 
@@ -141,14 +144,18 @@ class GrammarCompiler:
         return self._form("JSON schema", grammar, param, calls)
 
     def regex(
-        self, pattern: str, *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
+        self, pattern: str, *, param: str = STRUCTURED_OUTPUTS, calls: CallGrammar | None = None
     ) -> ConstraintFactory:
         """Text that `pattern` (Rust's regex syntax, no look-around) matches as a whole."""
         _check_text("regex", pattern, REGEX_BYTES_MAX, param)
         return self._form("regex", LLMatcher.grammar_from_regex(pattern), param, calls)
 
     def choice(
-        self, choices: Sequence[str], *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
+        self,
+        choices: Sequence[str],
+        *,
+        param: str = STRUCTURED_OUTPUTS,
+        calls: CallGrammar | None = None,
     ) -> ConstraintFactory:
         """Exactly one of `choices`."""
         if not choices or not all(isinstance(text, str) and text for text in choices):
@@ -158,7 +165,7 @@ class GrammarCompiler:
         return self._form("choice", LLMatcher.grammar_from_regex(pattern), param, calls)
 
     def grammar(
-        self, text: str, *, param: str = STRUCTURED_OUTPUTS, calls: str | None = None
+        self, text: str, *, param: str = STRUCTURED_OUTPUTS, calls: CallGrammar | None = None
     ) -> ConstraintFactory:
         """Text of a context-free grammar: GBNF (`root ::= …`) or Lark (`start: …`).
 
@@ -179,13 +186,15 @@ class GrammarCompiler:
         _check_text("tools", lark, 2 * GRAMMAR_BYTES_MAX, param)
         return self._compile("tools", LLMatcher.grammar_from_lark(lark), param)
 
-    def _form(self, kind: str, grammar: str, param: str, calls: str | None) -> ConstraintFactory:
+    def _form(
+        self, kind: str, grammar: str, param: str, calls: CallGrammar | None
+    ) -> ConstraintFactory:
         """The form by itself, or beside `calls`. Each is blamed for its own faults."""
         form = self._compile(kind, grammar, param)
         if calls is None:
             return form
-        self.tool_calls(calls, param=TOOLS)
-        return self._compile(f"{kind} beside tool calls", _beside(calls, grammar), param)
+        self.tool_calls(calls.lark, param=TOOLS)
+        return self._compile(f"{kind} beside tool calls", _beside(calls, grammar, param), param)
 
     def _compile(self, kind: str, grammar: str, param: str) -> ConstraintFactory:
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -255,15 +264,28 @@ def _grammar_list(*grammars: dict[str, Any]) -> str:
     return json.dumps({"grammars": grammars})
 
 
-def _beside(calls: str, form: str) -> str:
-    """Either a sentence of `calls`, a Lark grammar, or one of `form`, a list of one grammar.
+def _beside(calls: CallGrammar, form: str, param: str) -> str:
+    """Either a call or calls, or what `form`, a list of one grammar, allows.
 
-    Both stay whole, with names and options of their own.
+    Both stay whole, with names and options of their own. Raises InvalidRequest where they cannot
+    be told apart.
     """
     [inner] = json.loads(form)["grammars"]
-    start = {"lark_grammar": f"start: @{CALLS_RULE} | @{FORM_RULE}"}
+    if not calls.bare:
+        start = {"lark_grammar": f"start: @{CALLS_RULE} | @{FORM_RULE}"}
+        named = {"name": CALLS_RULE, "lark_grammar": calls.lark}
+        return _grammar_list(start, named, {**inner, "name": FORM_RULE})
+    schema = inner.get("json_schema")
+    if schema is None:
+        raise InvalidRequest(
+            f"`{param}` together with `tools` is not supported for this model: its calls are bare "
+            "JSON, which may stand beside a JSON schema or object only. Ask for one of these, or "
+            'set `tool_choice` to "none".',
+            param=param,
+        )
+    options = schema.pop(OPTIONS_KEY)
     return _grammar_list(
-        start, {"name": CALLS_RULE, "lark_grammar": calls}, {**inner, "name": FORM_RULE}
+        {"json_schema": {**any_schema([schema, *calls.bare]), OPTIONS_KEY: options}}
     )
 
 

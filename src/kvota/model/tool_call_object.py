@@ -27,7 +27,9 @@ class _Reading(Enum):
 class CallObject:
     """Feed characters to `accept`; take argument text with `drain` once `has_started`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_arguments: bool = False) -> None:
+        """`needs_arguments`: an object without any is no call; else its arguments are empty."""
+        self._needs_arguments = needs_arguments
         self.name: str | None = None
         self._json = JsonScanner()
         self._reading = _Reading.NOTHING
@@ -47,7 +49,7 @@ class CallObject:
 
     @property
     def has_whole_arguments(self) -> bool:
-        return self.has_started and self._json.depth == 1 and self._json.place is Place.AFTER
+        return self.has_started and not self._in_arguments
 
     @property
     def has_started(self) -> bool:
@@ -135,6 +137,6 @@ class CallObject:
 
     def _settle(self) -> bool:
         """At the closing brace: a call without arguments has empty ones."""
-        if self.name is not None and not self._has_arguments:
+        if self.name is not None and not self._has_arguments and not self._needs_arguments:
             self._arguments, self._has_arguments = ["{}"], True
         return self.has_started

@@ -5,18 +5,24 @@
 
 Every schema stands alone in its rule, so its `$ref`s keep their root. JSON is written with the
 separators of Python's `json.dumps` and no other white space: that is how models learned calls.
+
+Where nothing marks a call (LLAMA3_JSON), one that may stand instead of a JSON document begins like
+it. No two grammars can share that beginning, so there the calls are schemas beside the document's.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvota.core.errors import InvalidRequest
 from kvota.model.json_schema import safe_schema
+from kvota.model.schema_choice import any_schema
 from kvota.model.tool_format import Syntax, ToolFormat
 
 PARAM = "tools"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_ARGUMENTS = {"type": "object"}
 _OPTIONS = {  # llguidance's own
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -24,6 +30,34 @@ _OPTIONS = {  # llguidance's own
     "lenient": False,  # a keyword that is not enforced is refused
     "coerce_one_of": False,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """What may be written instead of an answer in words.
+
+    `bare` are the same calls, one at a time, as schemas: set where a call begins like any object.
+    """
+
+    lark: str
+    bare: tuple[dict[str, Any], ...] = ()
+
+
+def call_grammar(
+    format: ToolFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    parallel: bool = True,
+    strict_only: bool = False,
+    marker_ids: Mapping[str, int] | None = None,
+) -> CallGrammar:
+    """Calls of any of the tools. With `strict_only` the others may be given any object."""
+    known = [_unbound(tool) if strict_only else tool for tool in tools]
+    lark = forced_grammar(format, known, None, parallel=parallel, marker_ids=marker_ids)
+    if not format.syntax.may_start_bare:
+        return CallGrammar(lark)
+    key = format.syntax.arguments_key
+    return CallGrammar(lark, tuple(_call_schema(tool["function"], key) for tool in known))
 
 
 def forced_grammar(
@@ -84,14 +118,35 @@ def _mark(text: str, marker_ids: Mapping[str, int]) -> str:
     return f"<[{marker_ids[text]}]>" if text in marker_ids else _json(text)
 
 
+def _unbound(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool["function"]
+    if function.get("strict"):
+        return tool
+    return {**tool, "function": {**function, "parameters": _ANY_ARGUMENTS}}
+
+
+def _call_schema(function: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, key: {"$ref": "#/$defs/0"}},
+        "required": ["name", key],
+        "additionalProperties": False,
+        "$defs": any_schema([_checked_schema(function)])["$defs"],
+    }
+
+
 def _arguments_schema(function: Mapping[str, Any]) -> str:
+    return _json({**_checked_schema(function), "x-guidance": _OPTIONS})
+
+
+def _checked_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters") or _NO_PARAMETERS
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise InvalidRequest(
             f"The parameters of {function['name']!r} must be a schema of type object.", param=PARAM
         )
-    checked = json.loads(safe_schema({"type": "object", **schema}, param=PARAM))
-    return _json({**checked, "x-guidance": _OPTIONS})
+    checked: dict[str, Any] = json.loads(safe_schema({"type": "object", **schema}, param=PARAM))
+    return checked
 
 
 def _json(value: Any) -> str:

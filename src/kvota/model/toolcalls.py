@@ -7,7 +7,13 @@ Rules, the same for any split of the text into pieces:
   are written. The fragments of a call joined are its arguments exactly as the model wrote them,
   and "{}" where it wrote none.
 - What looked like a call and is none becomes content, whole. A call that breaks off after it was
-  announced keeps what it has; what follows the break is content.
+  announced keeps what it has; what follows the break is content. Half of its arguments are out by
+  then, so whoever ends the answer must not say that it calls a tool: see `cut_call`.
+- With `whole_calls` a call is announced when its arguments are whole, so one that breaks off, or
+  ends with the text, is content like all that is no call.
+- With `only`, a text that does not begin with a call to one of these functions has none at all: it
+  is written in a form of its own, in which a mark is a text like any other. There a call has its
+  arguments, too: a JSON answer may well have a name.
 - White space next to a call belongs to the format and is dropped before and behind it; between a
   call and later content it stays.
 
@@ -16,7 +22,7 @@ The engine must not hide the tokens of the markers: see `ToolFormat.visible_mark
 
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
@@ -69,17 +75,29 @@ class _Mode(Enum):
 class ToolCallParser:
     """One answer's text in, events out. `finish` once, at the end of the text."""
 
-    def __init__(self, format: ToolFormat, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        format: ToolFormat,
+        new_id: Callable[[], str],
+        *,
+        whole_calls: bool = False,
+        only: Collection[str] | None = None,
+    ) -> None:
         self._syntax = format.syntax
         self._new_id = new_id
+        self._whole_calls = whole_calls
+        self._only = only
+        self.cut_call: int | None = None  # the first that was announced and has half its arguments
         self._mode = _Mode.CONTENT
         self._held = ""  # of a possible marker or call: content again if it is none
+        self._held_call: list[str] = []  # the call behind it, until it is announced
         self._space = ""  # white space that is content only if content follows
         self._call = CallObject()
         self._is_announced = False
         self._num_calls = 0
         self._in_array = False
         self._at_start = True  # of the answer: nothing but white space so far
+        self._has_words = False  # content other than white space
         self._behind_call = False  # nothing but white space since the last call
         self._events = _Events()
         self._steps: dict[_Mode, Callable[[str], None]] = {
@@ -95,8 +113,15 @@ class ToolCallParser:
             self._step(char)
         return self._events.take()
 
-    def finish(self) -> list[ToolCallEvent]:
-        """The rest. A call that is not announced by now is content."""
+    def finish(self, *, at_limit: bool = False) -> list[ToolCallEvent]:
+        """The rest. A call that is not announced by now is content.
+
+        With `at_limit` the model was not done: a call that is certain is told as far as it is.
+        """
+        if self._mode is _Mode.CALL and at_limit and self._call.has_started:
+            self._pass_on()
+        if self._mode is _Mode.CALL:
+            self._note_cut()
         if self._mode is not _Mode.AFTER_CALL:
             self._give_back()
         if not self._behind_call:
@@ -108,7 +133,9 @@ class ToolCallParser:
 
     def _in_content(self, char: str) -> None:
         held = self._held + char
-        if self._syntax.opening.startswith(held):
+        if self._only is not None and self._has_words:
+            self._add_content(char)
+        elif self._syntax.opening.startswith(held):
             self._held = held
             if held == self._syntax.opening:
                 self._mode = _Mode.OPENING
@@ -140,8 +167,8 @@ class ToolCallParser:
         if text.endswith(syntax.arguments_mark):
             name = text.removesuffix(syntax.arguments_mark).partition(syntax.id_mark)[0].strip()
             if name:
-                self._mode, self._call, self._is_announced = _Mode.CALL, CallObject.of(name), False
                 self._held = held
+                self._set_call(CallObject.of(name))
                 return
         if _NAME_SO_FAR.fullmatch(text):
             self._held = held
@@ -149,31 +176,50 @@ class ToolCallParser:
             self._break_off(char)
 
     def _begin_call(self) -> None:
-        self._mode, self._call, self._is_announced = _Mode.CALL, CallObject(), False
+        self._set_call(CallObject(needs_arguments=self._only is not None))
         self._in_call("{")
 
+    def _set_call(self, call: CallObject) -> None:
+        self._mode, self._call, self._is_announced = _Mode.CALL, call, False
+
     def _in_call(self, char: str) -> None:
-        if not self._call.accept(char):
+        if not self._call.accept(char) or not self._may_be_called(self._call.name):
+            self._note_cut()
             self._break_off(char)
             return
         if self._syntax.arguments_mark and self._call.has_whole_arguments:
             self._call.accept("}")
         if not self._is_announced:
-            self._held += char
-            if not self._call.has_started:
-                return
-            self._announce()
-        self._events.add_arguments(self._num_calls - 1, self._call.drain())
+            self._held_call.append(char)
+        if self._is_certain():
+            self._pass_on()
         if self._call.is_complete:
             self._mode = _Mode.AFTER_CALL
+
+    def _may_be_called(self, name: str | None) -> bool:
+        return self._only is None or name is None or name in self._only
+
+    def _is_certain(self) -> bool:
+        call = self._call
+        return call.has_whole_arguments if self._whole_calls else call.has_started
+
+    def _pass_on(self) -> None:
+        if not self._is_announced:
+            self._announce()
+        self._events.add_arguments(self._num_calls - 1, self._call.drain())
 
     def _announce(self) -> None:
         assert self._call.name is not None
         self._events.add(CallStarted(self._num_calls, self._new_id(), self._call.name))
         self._num_calls += 1
         self._held = self._space = ""
+        self._held_call.clear()
         self._is_announced = self._behind_call = True
         self._at_start = False
+
+    def _note_cut(self) -> None:
+        if self._is_announced and not self._call.has_whole_arguments and self.cut_call is None:
+            self.cut_call = self._num_calls - 1
 
     def _after_call(self, char: str) -> None:
         held = self._held + char
@@ -211,7 +257,8 @@ class ToolCallParser:
         self._step(char)
 
     def _give_back(self) -> None:
-        held, self._held = self._held, ""
+        held, self._held = self._held + "".join(self._held_call), ""
+        self._held_call.clear()
         for char in held:
             self._add_content(char)
 
@@ -222,6 +269,7 @@ class ToolCallParser:
         self._events.add_content(self._space + char)
         self._space = ""
         self._at_start = self._behind_call = False
+        self._has_words = True
 
 
 class _Events:

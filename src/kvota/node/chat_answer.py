@@ -90,7 +90,7 @@ class ChatAnswer:
     def _after_delta(self, delta: Delta) -> list[ChatChunkChoice]:
         """The parts of a delta and, apart from them, the end: OpenAI's last chunk is empty."""
         wish, choice = self._wish, self._choices[delta.choice]
-        parts = choice.split(delta.text, is_last=delta.finish is not None)
+        parts = choice.split(delta)
         has_extras = bool(delta.token_ids) and (wish.logprobs or wish.token_ids)
         if has_extras and not parts:
             parts = [ChatDelta(content="")]
@@ -130,17 +130,20 @@ class _Choice:
         self._splitter = splitter
         self._has_calls = False
 
-    def split(self, text: str, *, is_last: bool) -> list[ChatDelta]:
+    def split(self, delta: Delta) -> list[ChatDelta]:
+        text = delta.text
         if self._splitter is None:
             return [ChatDelta(content=text)] if text else []
         parts = self._splitter.push(text) if text else []
-        if is_last:
-            parts = [*parts, *self._splitter.finish()]
+        if delta.finish is not None:
+            parts = [*parts, *self._splitter.finish(delta.finish)]
         self._has_calls = self._has_calls or any(part.tool_calls for part in parts)
         return parts
 
     def finish_reason(self, finish: FinishReason) -> str:
-        if self._has_calls and finish is FinishReason.STOP:
+        """OpenAI's, where "tool_calls" means: run them. So it is not said of half a call."""
+        is_cut = self._splitter is not None and self._splitter.cut_call is not None
+        if self._has_calls and not is_cut and finish is FinishReason.STOP:
             return "tool_calls"
         return finish.value
 

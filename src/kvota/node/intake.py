@@ -14,6 +14,7 @@ from typing import Any
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Request, SamplingParams
 from kvota.edge.arrival import Arrival
+from kvota.model.tool_grammar import CallGrammar
 from kvota.node.answer import Answer, Heading
 from kvota.node.budget import OutputBudget
 from kvota.node.chat_answer import ChatAnswer, ChatWish
@@ -22,7 +23,7 @@ from kvota.node.logprobs import TokenNames
 from kvota.node.pricing import CLIENT_ID, TENANT, WEIGHT
 from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
 from kvota.node.sampling import sampling_params
-from kvota.node.served import NewConstraint, ServedModel
+from kvota.node.served import GrammarCompiler, NewConstraint, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan, plan_tools
 from kvota.node.workbench import Workbench
@@ -75,7 +76,9 @@ class Intake:
     async def chat(self, body: ChatRequest, arrival: Arrival) -> Prepared:
         checks.check_chat(body)
         model = self.model_for(body.model)
-        tools = plan_tools(tool_use(body), checks.output_form(body), model)
+        whole_calls = not body.stream or bool(checks.stop_strings(body))
+        form = checks.output_form(body)
+        tools = plan_tools(tool_use(body), form, model, whole_calls=whole_calls)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         sampling = sampling_params(body, model, wanted, self._chance)
         prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
@@ -162,10 +165,10 @@ class Intake:
     ) -> NewConstraint | None:
         """The grammar that the output must follow, compiled; None for free text."""
         form = checks.output_form(body)
-        if tools is not None and tools.compile_forced is not None:
+        if tools is not None and tools.must_call:
             compile_it, param = tools.compile_forced, "tools"
         elif form is not None:
-            compile_it, param = _compilation(form, model), form.param
+            compile_it, param = _compilation(form, model, tools), form.param
         else:
             return None
         return await self._bench.run(
@@ -219,21 +222,32 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     return max((k for k in (echoed, body.prompt_logprobs) if k is not None), default=None)
 
 
-def _compilation(form: checks.Form, model: ServedModel) -> Callable[[], NewConstraint]:
+def _compilation(
+    form: checks.Form, model: ServedModel, tools: ToolPlan | None
+) -> Callable[[], NewConstraint]:
+    """Of the form alone, or of the form and tool calls instead of it."""
     grammar = model.grammar
     if grammar is None:
         raise InvalidRequest(f"`{form.param}`: this model has no grammars.", param=form.param)
+    if tools is None:
+        return lambda: _compiled(form, grammar, None)
+    return lambda: tools.compile_beside(lambda calls: _compiled(form, grammar, calls))
+
+
+def _compiled(
+    form: checks.Form, grammar: GrammarCompiler, calls: CallGrammar | None
+) -> NewConstraint:
     match form.kind:
         case checks.FormKind.JSON_OBJECT:
-            return lambda: grammar.json_object(param=form.param)
+            return grammar.json_object(param=form.param, calls=calls)
         case checks.FormKind.JSON_SCHEMA:
-            return lambda: grammar.json_schema(form.value, param=form.param)
+            return grammar.json_schema(form.value, param=form.param, calls=calls)
         case checks.FormKind.REGEX:
-            return lambda: grammar.regex(form.value, param=form.param)
+            return grammar.regex(form.value, param=form.param, calls=calls)
         case checks.FormKind.CHOICE:
-            return lambda: grammar.choice(form.value, param=form.param)
+            return grammar.choice(form.value, param=form.param, calls=calls)
         case checks.FormKind.GRAMMAR:
-            return lambda: grammar.grammar(form.value, param=form.param)
+            return grammar.grammar(form.value, param=form.param, calls=calls)
 
 
 def _prepared(

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvota.core.errors import ModelNotFound
-from kvota.core.request import Constraint
+from kvota.core.request import Constraint, FinishReason
+from kvota.model.tool_grammar import CallGrammar
 from kvota.wire.messages import ToolUse
 from kvota.wire.responses import ChatDelta
 
@@ -55,14 +56,19 @@ class ChatTemplate(Protocol):
 class GrammarCompiler(Protocol):
     """Turns what a client may ask of the output's form into grammars, in bounded time.
 
-    `param` is the field to blame in the InvalidRequest that a bad one raises.
+    `param` is the field to blame in the InvalidRequest that a bad one raises. `calls` may be
+    written instead.
     """
 
-    def json_object(self, *, param: str) -> NewConstraint: ...
-    def json_schema(self, schema: dict[str, Any], *, param: str) -> NewConstraint: ...
-    def regex(self, pattern: str, *, param: str) -> NewConstraint: ...
-    def choice(self, choices: Sequence[str], *, param: str) -> NewConstraint: ...
-    def grammar(self, text: str, *, param: str) -> NewConstraint: ...
+    def json_object(self, *, param: str, calls: CallGrammar | None) -> NewConstraint: ...
+    def json_schema(
+        self, schema: dict[str, Any], *, param: str, calls: CallGrammar | None
+    ) -> NewConstraint: ...
+    def regex(self, pattern: str, *, param: str, calls: CallGrammar | None) -> NewConstraint: ...
+    def choice(
+        self, choices: Sequence[str], *, param: str, calls: CallGrammar | None
+    ) -> NewConstraint: ...
+    def grammar(self, text: str, *, param: str, calls: CallGrammar | None) -> NewConstraint: ...
 
 
 class DeltaSplitter(Protocol):
@@ -71,14 +77,27 @@ class DeltaSplitter(Protocol):
     def push(self, text: str) -> list[ChatDelta]:
         """What `text`, the next piece, adds to the answer; text that may begin a call waits."""
 
-    def finish(self) -> list[ChatDelta]:
+    def finish(self, reason: FinishReason) -> list[ChatDelta]:
         """What was still waiting."""
+
+    @property
+    def cut_call(self) -> int | None:
+        """The first call of which only a part was told, and more cannot come."""
 
 
 class Tooling(Protocol):
     """How this model writes tool calls."""
 
-    def new_splitter(self, use: ToolUse) -> DeltaSplitter: ...
+    def new_splitter(self, use: ToolUse, *, whole_calls: bool, beside_form: bool) -> DeltaSplitter:
+        """With `whole_calls` no call is told before its arguments are whole.
+
+        With `beside_form` an answer that does not begin with a call is in a form, and has none.
+        """
+
+    def beside(
+        self, use: ToolUse, compile_form: Callable[[CallGrammar], NewConstraint]
+    ) -> NewConstraint:
+        """The form that `compile_form` knows, or else calls. Raises InvalidRequest."""
 
     def forced(self, use: ToolUse) -> NewConstraint:
         """A grammar that admits nothing but calls. Raises InvalidRequest for a bad schema."""

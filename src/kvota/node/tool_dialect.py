@@ -1,12 +1,14 @@
 """The model's own way of writing tool calls, as the HTTP edge needs it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
+from kvota.core.errors import InvalidRequest
+from kvota.core.request import FinishReason
 from kvota.model.grammar import GrammarCompiler
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tool_format import ToolFormat
-from kvota.model.tool_grammar import PARAM, forced_grammar
+from kvota.model.tool_grammar import PARAM, CallGrammar, call_grammar, forced_grammar
 from kvota.model.toolcalls import (
     CallArguments,
     CallStarted,
@@ -31,8 +33,14 @@ class ToolDialect:
         self._new_id = call_ids(chance)
         self._marker_ids = tokenizer.special_markers(format.visible_markers)
 
-    def new_splitter(self, use: ToolUse) -> DeltaSplitter:
-        return _Splitter(ToolCallParser(self._format, self._new_id), calls_only=use.required)
+    def new_splitter(self, use: ToolUse, *, whole_calls: bool, beside_form: bool) -> DeltaSplitter:
+        parser = ToolCallParser(
+            self._format,
+            self._new_id,
+            whole_calls=whole_calls,
+            only=frozenset(use.names) if beside_form else None,
+        )
+        return _Splitter(parser, calls_only=use.required)
 
     def forced(self, use: ToolUse) -> NewConstraint:
         """A grammar of calls and nothing else; one call where the function is named.
@@ -47,6 +55,29 @@ class ToolDialect:
             marker_ids=self._marker_ids,
         )
         return self._grammar.tool_calls(lark, param=PARAM)
+
+    def beside(
+        self, use: ToolUse, compile_form: Callable[[CallGrammar], NewConstraint]
+    ) -> NewConstraint:
+        """Arguments follow their schemas, unless one cannot be enforced: then only `strict` ones.
+
+        Nobody promised that arguments of other tools would: without a form they are free.
+        """
+        try:
+            return compile_form(self._calls(use, strict_only=False))
+        except InvalidRequest as error:
+            if error.param != PARAM:
+                raise
+        return compile_form(self._calls(use, strict_only=True))
+
+    def _calls(self, use: ToolUse, *, strict_only: bool) -> CallGrammar:
+        return call_grammar(
+            self._format,
+            use.tools,
+            parallel=use.parallel,
+            strict_only=strict_only,
+            marker_ids=self._marker_ids,
+        )
 
 
 class _Splitter:
@@ -63,8 +94,13 @@ class _Splitter:
     def push(self, text: str) -> list[ChatDelta]:
         return self._deltas(self._parser.push(text))
 
-    def finish(self) -> list[ChatDelta]:
-        return self._deltas(self._parser.finish())
+    def finish(self, reason: FinishReason) -> list[ChatDelta]:
+        """At a limit a client is told of the call that was cut there, as OpenAI's are."""
+        return self._deltas(self._parser.finish(at_limit=reason is FinishReason.LENGTH))
+
+    @property
+    def cut_call(self) -> int | None:
+        return self._parser.cut_call
 
     def _deltas(self, events: Iterable[ToolCallEvent]) -> list[ChatDelta]:
         return [

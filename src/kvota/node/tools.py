@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvota.core.errors import InvalidRequest
+from kvota.core.request import FinishReason
+from kvota.model.tool_grammar import CallGrammar
 from kvota.node.served import DeltaSplitter, NewConstraint, ServedModel, Tooling
 from kvota.wire.checks import Form
 from kvota.wire.messages import ToolUse
@@ -13,34 +15,52 @@ from kvota.wire.responses import ChatDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    tools: tuple[Mapping[str, Any], ...]  # what the template is told
-    new_splitter: Callable[[], DeltaSplitter]  # finds the calls in the text of one choice
-    compile_forced: Callable[[], NewConstraint] | None  # set when the model has to call
+    """`whole_calls`: half a call must not be told, because nobody reads it while it is written.
+
+    Or because a stop string may end it: in a stream, what was told cannot be taken back.
+    """
+
+    use: ToolUse
+    tooling: Tooling
+    has_form: bool  # for answers that are no calls
+    whole_calls: bool
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """What the template is told."""
+        return self.use.tools
+
+    def new_splitter(self) -> DeltaSplitter:
+        """Finds the calls in the text of one choice."""
+        splitter = self.tooling.new_splitter(
+            self.use,
+            whole_calls=self.whole_calls,
+            beside_form=self.has_form and not self.must_call,
+        )
+        return splitter if self.use.parallel else _FirstCallOnly(splitter)
+
+    @property
+    def must_call(self) -> bool:
+        return self.use.required
+
+    def compile_forced(self) -> NewConstraint:
+        """Calls and nothing else: no form binds an answer that has no words."""
+        return self.tooling.forced(self.use)
+
+    def compile_beside(self, compile_form: Callable[[CallGrammar], NewConstraint]) -> NewConstraint:
+        """Calls, or an answer in the form that `compile_form` compiles beside them."""
+        return self.tooling.beside(self.use, compile_form)
 
 
-def plan_tools(use: ToolUse | None, form: Form | None, model: ServedModel) -> ToolPlan | None:
-    """None when the answer is plain text. Raises InvalidRequest for what cannot be honoured."""
+def plan_tools(
+    use: ToolUse | None, form: Form | None, model: ServedModel, *, whole_calls: bool = False
+) -> ToolPlan | None:
+    """None when no tool may be called. Raises InvalidRequest for what cannot be honoured."""
     if use is None:
         return None
-    if form is not None:
-        raise InvalidRequest(
-            f"`{form.param}` together with `tools` is not supported: the form would forbid every "
-            'call. Set `tool_choice` to "none" to get the form.',
-            param="tool_choice",
-        )
-    tooling = model.tooling
-    if tooling is None:
+    if model.tooling is None:
         raise InvalidRequest(f"The model `{model.name}` cannot call tools.", param="tools")
-    return ToolPlan(
-        tools=use.tools,
-        new_splitter=lambda: _splitter(tooling, use),
-        compile_forced=(lambda: tooling.forced(use)) if use.required else None,
-    )
-
-
-def _splitter(tooling: Tooling, use: ToolUse) -> DeltaSplitter:
-    splitter = tooling.new_splitter(use)
-    return splitter if use.parallel else _FirstCallOnly(splitter)
+    return ToolPlan(use, model.tooling, form is not None, whole_calls)
 
 
 class _FirstCallOnly:
@@ -52,8 +72,13 @@ class _FirstCallOnly:
     def push(self, text: str) -> list[ChatDelta]:
         return _without_later_calls(self._splitter.push(text))
 
-    def finish(self) -> list[ChatDelta]:
-        return _without_later_calls(self._splitter.finish())
+    def finish(self, reason: FinishReason) -> list[ChatDelta]:
+        return _without_later_calls(self._splitter.finish(reason))
+
+    @property
+    def cut_call(self) -> int | None:
+        cut = self._splitter.cut_call
+        return cut if cut == 0 else None
 
 
 def _without_later_calls(deltas: list[ChatDelta]) -> list[ChatDelta]:

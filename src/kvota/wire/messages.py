@@ -36,6 +36,10 @@ class ToolUse:
     name: str | None = None  # this function and no other
     parallel: bool = True  # more than one call in one answer
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool["function"]["name"] for tool in self.tools)
+
 
 def template_messages(messages: Sequence[Message] | None) -> list[dict[str, Any]]:
     """One dict per message. Raises InvalidRequest that names the message at fault."""
