@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.desk_live_load import Job
 from bench.desk_live_mix import Ask
-from bench.server_process import RunningServer, kvota_server
+from bench.server_process import UNGUESSED, RunningServer, kvota_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,12 @@ class LiveBench:
 
     @contextmanager
     def server(self, flags: Sequence[str]) -> Iterator[RunningServer]:
-        """A server with these flags, which are said first: they are part of the result."""
+        """A server with these flags, which are said first: they are part of the result.
+
+        Without speculation: what the desk does for a request beside others is judged by the same
+        request alone, and that would be the one to gain.
+        """
+        flags = [*flags, *UNGUESSED]
         self.say(f"Server flags: {' '.join(flags)}\n")
         with kvota_server(self.model, self.threads, flags) as running:
             yield running

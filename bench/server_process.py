@@ -21,6 +21,7 @@ from bench.client import BenchFailed
 
 START_MAX_S = 180.0
 STOP_MAX_S = 20.0
+UNGUESSED = ("--speculative-tokens", "0")  # for figures in which what a prompt leads to has no part
 
 
 class ServerFailed(Exception):

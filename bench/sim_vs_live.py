@@ -24,6 +24,9 @@ node's KV memory from its metrics page, and is run with several seeds for what i
 p99 is worth what lies beyond it. The six parts have 1,135 requests, so eleven are beyond it,
 of several bursts, each in every replay.
 
+The server runs without speculation: the simulator knows how many tokens a request says, not which,
+and cannot tell how often they would be guessed.
+
 The operating point is well below saturation, and is printed: near it, waits grow with every
 percent that a step is off, and the comparison would be of that.
 
@@ -45,7 +48,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bench.machine import sentence, usable_threads
-from bench.server_process import kvota_server
+from bench.server_process import UNGUESSED, kvota_server
 from bench.sim_vs_live_figures import (
     CONFIDENCE,
     Figure,
@@ -130,7 +133,8 @@ def _lived_once(source: Source, model: Path) -> Live:
     recorded = read(source)
     with TemporaryDirectory() as folder:
         steps = Path(folder) / "steps.jsonl"
-        with kvota_server(model, usable_threads(), ["--record-steps", str(steps)]) as server:
+        flags = ["--record-steps", str(steps), *UNGUESSED]
+        with kvota_server(model, usable_threads(), flags) as server:
             url = f"http://127.0.0.1:{server.port}"
             seen, refusal = asyncio.run(_replayed(url, source))
             capacity = _capacity(url)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.machine import usable_threads
-from bench.server_process import ServerFailed, free_port, kvota_server
+from bench.server_process import UNGUESSED, ServerFailed, free_port, kvota_server
 from bench.tester_vs_aiperf_figures import Told
 from kvota.model.gguf_source import read_gguf_metadata
 from kvota.model.gguf_tokenizer import read_gguf_tokenizer
@@ -100,7 +100,7 @@ def node(halves: Halves, model: Path, words: Words) -> Iterator[Place]:
     """`kvota node` with `model`."""
     with contextlib.ExitStack() as closing:
         with staying_on(halves.server):
-            running = kvota_server(model, usable_threads(), ["--kv-memory", "1GiB"])
+            running = kvota_server(model, usable_threads(), ["--kv-memory", "1GiB", *UNGUESSED])
             server = closing.enter_context(running)
         yield Place(url=f"http://127.0.0.1:{server.port}", model=server.model, words=words)
 

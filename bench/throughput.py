@@ -25,23 +25,33 @@ class Rates:
 
     concurrency: int
     kvota: Sequence[float]
+    unguessed: Sequence[float]  # kvota without speculation
     genai: Sequence[float]
     first_token_ms: float  # kvota's median
     per_token_ms: float  # kvota's median
 
     @property
     def ratio(self) -> float:
-        """Median of the rounds' own ratios: both sides of a round see the same machine."""
-        return statistics.median(k / g for k, g in zip(self.kvota, self.genai, strict=True))
+        return _median_ratio(self.kvota, self.genai)
+
+    @property
+    def ratio_unguessed(self) -> float:
+        return _median_ratio(self.unguessed, self.genai)
+
+
+def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the rounds' own ratios: all sides of a round see the same machine."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What running requests together gains, on kvota alone."""
+    """What running requests together gains, on kvota alone; without speculation unless said."""
 
     num_requests: int
     one_by_one: float
     together: float
+    guesses: bool = False
 
     @property
     def gain(self) -> float:
@@ -51,6 +61,7 @@ class Batching:
         return (
             f"{self.num_requests} requests together: {self.together:.0f} tokens/s, one at a time: "
             f"{self.one_by_one:.0f}, {self.gain:.1f} times faster"
+            f"{' (both with speculation)' if self.guesses else ''}"
         )
 
 
@@ -69,48 +80,69 @@ class Workload:
         return prompts(concurrency, PROMPT_TOKENS, self.vocab_size, (self.num_tokens, seed))
 
 
+@dataclass(frozen=True, slots=True)
+class Contestants:
+    """The same model three times: as kvota serves it, without speculation, and the yardstick."""
+
+    kvota: RunningServer
+    unguessed: RunningServer
+    genai: GenaiProcess
+
+
 def compare(
-    server: RunningServer,
-    genai: GenaiProcess,
+    contestants: Contestants,
     workload: Workload,
     concurrency: int,
     rounds: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Rates:
-    """Alternate the two `rounds` times, each going first every other round. New prompts always."""
-    ours, theirs = [], []
+    """Measure all three `rounds` times, each going first in its turn. New prompts every round,
+    the same for both of kvota's."""
+    ours: list[float] = []
+    unguessed: list[float] = []
+    theirs: list[float] = []
     answers: list[Answer] = []
 
-    def measure_ours(number: int) -> None:
-        seed = ("kvota", concurrency, number)
-        latest = _together(server, workload, workload.prompts(concurrency, seed))
+    def measure_kvota(number: int) -> None:
+        latest = measured(contestants.kvota, number)
         answers.extend(latest)
         ours.append(tokens_per_s(latest))
 
-    def measure_theirs(number: int) -> None:
-        seed = ("genai", concurrency, number)
-        theirs.append(genai.tokens_per_s(workload.prompts(concurrency, seed), workload.num_tokens))
+    def measure_unguessed(number: int) -> None:
+        unguessed.append(tokens_per_s(measured(contestants.unguessed, number)))
 
+    def measured(server: RunningServer, number: int) -> list[Answer]:
+        seed = ("kvota", concurrency, number)
+        return _together(server, workload, workload.prompts(concurrency, seed))
+
+    def measure_genai(number: int) -> None:
+        own = workload.prompts(concurrency, ("genai", concurrency, number))
+        theirs.append(contestants.genai.tokens_per_s(own, workload.num_tokens))
+
+    measures = [measure_kvota, measure_genai, measure_unguessed]
     for number in range(rounds):
-        pair = [measure_ours, measure_theirs]
-        for measure in pair if number % 2 == 0 else reversed(pair):
+        first = number % len(measures)
+        for measure in measures[first:] + measures[:first]:
             measure(number)
             tick()
     return Rates(
         concurrency,
         ours,
+        unguessed,
         theirs,
         first_token_ms=1000 * statistics.median(a.first_token_s for a in answers),
         per_token_ms=1000 * statistics.median(a.per_token_s for a in answers),
     )
 
 
-def batching(server: RunningServer, workload: Workload, num_requests: int) -> Batching:
+def batching(
+    server: RunningServer, workload: Workload, num_requests: int, *, guesses: bool
+) -> Batching:
     """The same number of requests one after the other and all at once, with new prompts."""
     alone = [_body(server, workload, p) for p in workload.prompts(num_requests, "one by one")]
     one_by_one = _whole(asyncio.run(complete_one_by_one(server.port, alone)), workload)
     together = _together(server, workload, workload.prompts(num_requests, "together"))
-    return Batching(num_requests, tokens_per_s(one_by_one), tokens_per_s(together))
+    return Batching(num_requests, tokens_per_s(one_by_one), tokens_per_s(together), guesses)
 
 
 def tokens_per_s(answers: Sequence[Answer]) -> float:

@@ -38,6 +38,14 @@ def test_bookkeeping_counts_only_steps_in_which_all_decode() -> None:
 
 def test_a_ratio_is_taken_round_by_round() -> None:
     """A machine that halves its speed between rounds changes no ratio."""
-    rates = Rates(4, kvota=[100, 50, 90], genai=[50, 25, 60], first_token_ms=9, per_token_ms=2)
+    rates = Rates(
+        4,
+        kvota=[100, 50, 90],
+        unguessed=[50, 25, 30],
+        genai=[50, 25, 60],
+        first_token_ms=9,
+        per_token_ms=2,
+    )
     assert rates.ratio == 2.0
-    assert table([rates]).splitlines()[-1] == "| 4 | 90 | 50 | 2.00 | 9 ms | 2 ms |"
+    assert rates.ratio_unguessed == 1.0
+    assert table([rates]).splitlines()[-1] == "| 4 | 90 | 30 | 50 | 2.00 | 1.00 | 9 ms | 2 ms |"
