@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from kvota.core.errors import ClientClosed
 from kvota.edge import connection
 from kvota.edge.connection import BoundedConnection
 from kvota.edge.exchange import Exchange
@@ -118,6 +119,41 @@ async def test_a_shutdown_ends_idle_connections_and_answers_whatever_has_come() 
         answer = await ahead
     assert seen(answer) == [b"abc", b"abc"]
     assert answer.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (LENGTH[:-1], [503]),
+        (POST + b"transfer-encoding: chunked\r\n\r\n3\r\nab", [503]),
+        (LENGTH + LENGTH[:-1], [200]),
+    ],
+)
+async def test_a_shutdown_does_not_wait_for_the_rest_of_a_body(
+    sent: bytes, answered: list[int]
+) -> None:
+    """Nor does its client hear of a mistake of ours."""
+    may_end, left = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, EdgeSettings())
+        with contextlib.suppress(ClientClosed):
+            body = await exchange.body()
+            await may_end.wait()
+            await exchange.send_whole(200, b"<%b>" % body)
+        left.set()
+
+    async with open_server(slow) as (port, state):
+        half = asyncio.create_task(say(port, sent))
+        while not state.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for one in list(state.connections):
+            one.shutdown()
+        may_end.set()
+        answer = await half
+        await asyncio.wait_for(left.wait(), PATIENCE_S)
+    assert statuses(answer) == answered
+    assert (b'"code":"draining"' in answer) == (answered == [503])
 
 
 @pytest.mark.parametrize(("trusted", "wanted"), [("127.0.0.1", b"9.9.9.9"), ("", b"127.0.0.1")])

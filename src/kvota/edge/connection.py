@@ -287,11 +287,13 @@ class BoundedConnection(asyncio.Protocol):
             self._refuse(500, "internal_error", "Something broke inside the server.")
 
     def shutdown(self) -> None:
-        """Asked by uvicorn: no more requests after those that are here."""
+        """Asked by uvicorn: no more requests after those that are here, all of each."""
         if self._running is None:
             self.close()
-        else:
+        elif self._newest is None or self._newest.has_body:
             self._last().keeps_alive = False
+        else:
+            self._give_up(503, "draining", "The server is shutting down and waits for no body.")
 
     def _last(self) -> Cycle:
         assert self._running is not None
@@ -388,10 +390,8 @@ class BoundedConnection(asyncio.Protocol):
         self._last().keeps_alive = False
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        if self.is_closing():
-            self.close()
-            return
-        self.write(refusal(status, code, message))
+        if not self.is_closing():
+            self.write(refusal(status, code, message))
         self.close()
 
     # --- the transport, as a Carrier has it
