@@ -11,7 +11,7 @@ from pathlib import Path
 from kvota.cli_errors import fail
 from kvota.config import load
 from kvota.core.errors import KvotaError
-from kvota.model.catalog import cache_dir_of
+from kvota.model.catalog import cache_dir_of, expanded
 from kvota.node.serve import run
 
 
@@ -25,7 +25,7 @@ def main(file: Path) -> int:
             settings.engine,
             settings.desk,
             settings.server,
-            Path(chosen).expanduser() if chosen else cache_dir_of(os.environ),
+            expanded(chosen) if chosen else cache_dir_of(os.environ),
             embeddings=settings.embeddings,
             supervised=True,
         )

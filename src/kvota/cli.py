@@ -27,7 +27,7 @@ from kvota import (
 from kvota.cli_errors import fail
 from kvota.cli_settings import ReadSettings, with_settings
 from kvota.core.errors import KvotaError
-from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, remove
+from kvota.model.catalog import KNOWN_MODELS, cache_dir_of, cached_models, expanded, remove
 from kvota.sizing.memory import size
 from kvota.tools.chat import Conversation, connect, converse
 from kvota.tools.report.terminal import print_table
@@ -169,7 +169,7 @@ cli_sim.register(app)
 
 
 def _cache_dir(chosen: str | Path | None) -> Path:
-    return Path(chosen).expanduser() if chosen else cache_dir_of(os.environ)
+    return expanded(str(chosen)) if chosen else cache_dir_of(os.environ)
 
 
 def _show(text: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from kvota import __version__
-from kvota.model.catalog import cache_dir_of
+from kvota.model.catalog import cache_dir_of, expanded
 from kvota.tools.doctor.diagnosis import Diagnosis, diagnose
 from kvota.tools.doctor.environment import examine
 from kvota.tools.doctor.finding import Finding, has_problem
@@ -87,7 +87,7 @@ def doctor(
         if not as_json:
             show_diagnosis(diagnosis, console)
     else:
-        folder = (cache_dir or cache_dir_of(os.environ)).expanduser()
+        folder = expanded(str(cache_dir or cache_dir_of(os.environ)))
         machine = this_machine(folder, port, os.environ)
         found = [*examine(machine), *examine_gpus(read_gpus(os.environ))]
         shown, report = _as_json(machine_verdict(found), found), machine_report(found, facts)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvota.core.errors import ModelError
+from kvota.core.errors import ConfigError, ModelError
 from kvota.model.catalog import (
     DEFAULT_MODEL,
     KNOWN_MODELS,
@@ -119,6 +119,26 @@ def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
     assert cache_dir_of({"XDG_CACHE_HOME": "/x"}) == Path("/x/kvota")
     assert cache_dir_of({"XDG_CACHE_HOME": "/x", "KVOTA_CACHE_DIR": "/k"}) == Path("/k")
     assert cache_dir_of({"KVOTA_CACHE_DIR": "~/k"}) == Path("/home/ada/k")
+
+
+def test_a_user_without_a_home_is_asked_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a number that no user has."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert cache_dir_of({"KVOTA_CACHE_DIR": "/k"}) == Path("/k")
+    with pytest.raises(ConfigError, match=r"no home directory.*--cache-dir"):
+        cache_dir_of({})
+
+
+def test_a_home_that_nobody_has_is_a_path_like_any_other(tmp_path: Path) -> None:
+    assert cache_dir_of({"KVOTA_CACHE_DIR": "~nobody.at.all/k"}) == Path("~nobody.at.all/k")
+    with pytest.raises(ModelError, match=r"'~nobody\.at\.all/m' is neither"):
+        resolve("~nobody.at.all/m", tmp_path, pip=refuse_pip)
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^a+: cannot be read: File name too long"):
+        resolve("a" * 300, tmp_path, pip=refuse_pip)
 
 
 def test_the_default_model_is_known() -> None:

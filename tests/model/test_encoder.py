@@ -95,6 +95,9 @@ def test_what_cannot_be_computed_is_named(
         ({"hidden_size": "x"}, "hidden_size is 'x'"),
         ({"num_hidden_layers": 3}, "encoder.layer.2.* is missing"),
         ({"intermediate_size": 41}, r"shape \[40, 24\].*\[41, 24\]"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps is 'x'"),
+        ({"hidden_size": 10**400}, "hidden_size is 1000"),
+        ({"max_position_embeddings": 2}, "may have 2 tokens, and one of a single token has 3"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_told(
@@ -102,8 +105,25 @@ def test_a_configuration_that_does_not_fit_is_told(
 ) -> None:
     write_tiny_encoder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=words) as caught:
         load_encoder(tmp_path)
+    assert caught.value.message.startswith(str(tmp_path))
+
+
+def test_a_tokenizer_of_another_model_is_told_from_its_ids(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["snow"] = 700
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"ids up to 700, but the model 11 tokens") as caught:
+        load_encoder(tmp_path)
+    assert caught.value.message.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "nul\0", "no/such"])
+def test_what_cannot_be_a_path_is_no_encoder(name: str) -> None:
+    assert not is_encoder(Path(name))
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:

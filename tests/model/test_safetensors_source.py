@@ -109,7 +109,10 @@ def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
         open_safetensors(tmp_path)
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, {UP: "../model.safetensors"}])
+@pytest.mark.parametrize(
+    "weight_map",
+    [None, {}, {UP: "../model.safetensors"}, {UP: "a\0b"}, {UP: "a" * 300}, {UP: 10**400}],
+)
 def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, weight_map: Any) -> None:
     write_safetensors(tmp_path)
     index = tmp_path / "model.safetensors.index.json"

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,8 @@ def test_an_index_alone_is_enough_to_be_safetensors_so_that_the_lost_shard_is_na
         (["model.safetensors"], r"safetensors, but no config\.json"),
         (["a.gguf", "b.gguf"], r"2 GGUF files; give the file, such as a\.gguf"),
         (["openvino_tokenizer.xml", "openvino_tokenizer.bin"], "holds no model"),
+        (["a.gguf"], r"give the GGUF file in it, a\.gguf"),
+        (["blobs", "refs", "snapshots"], "the directory in its snapshots/"),
         ([], "holds no model"),
     ],
 )
@@ -79,6 +82,26 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     for name in ("notes.txt", "empty"):
         with pytest.raises(UnsupportedModel, match="not a GGUF file"):
             kind_of(folder / name)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnsupportedModel, match="neither a file nor a directory"):
+        kind_of(tmp_path / "pipe")
+
+
+def test_a_directory_of_hugging_faces_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    whole = write_safetensors(tmp_path / "blobs", shards=2)
+    snapshot = tmp_path / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    for number, blob in enumerate(sorted(whole.path.iterdir())):
+        hashed = blob.rename(blob.with_name(f"{number:064x}"))
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / hashed.name)
+    source = open_source(snapshot)
+    assert source.weights.keys() == whole.weights.keys()
+    (tmp_path / "blobs" / f"{0:064x}").unlink()  # config.json, the first by name
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read: No such file"):
+        open_source(snapshot)
 
 
 def test_nothing_there_is_a_model_error(tmp_path: Path) -> None:

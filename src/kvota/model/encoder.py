@@ -8,10 +8,12 @@ import numpy.typing as npt
 import openvino as ov
 import tokenizers
 
+from kvota.core.errors import ModelError
 from kvota.model.compiled import return_free_memory
 from kvota.model.encoder_graph import IDS, MASK, build_encoder
-from kvota.model.encoder_source import EncoderSource, open_encoder
+from kvota.model.encoder_source import WORDS, EncoderSource, open_encoder
 from kvota.model.hf_tokenizer import read_hf_tokenizer
+from kvota.model.naming import naming
 from kvota.model.threads import usable_cores
 
 Vectors = npt.NDArray[np.float32]
@@ -30,7 +32,7 @@ class Encoder:
         self._request = compiled.create_infer_request()
         self._source = source
         self._tokenizer = tokenizer
-        self.vocab_size = source.rows_of("embeddings.word_embeddings.weight")
+        self.vocab_size = source.rows_of(WORDS)
 
     @property
     def max_len(self) -> int:
@@ -66,16 +68,36 @@ class Encoder:
 
 def load_encoder(directory: Path, *, num_threads: int | None = None) -> Encoder:
     """Read, verify and compile. Raises ModelError or UnsupportedModel naming file and tensor."""
-    source = open_encoder(directory)
-    tokenizer = read_hf_tokenizer(directory).core
+    with naming(directory):
+        source = open_encoder(directory)
+        tokenizer = read_hf_tokenizer(directory).core
+        graph = build_encoder(source)
+        _check_fit(source, tokenizer)
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": num_threads or usable_cores(),
         "INFERENCE_PRECISION_HINT": "f32",
         "CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT_MAX,
     }
-    compiled = ov.Core().compile_model(build_encoder(source), "CPU", settings)
+    compiled = ov.Core().compile_model(graph, "CPU", settings)
     encoder = Encoder(compiled, source, tokenizer)
-    encoder.embed([[0, 0]])  # packs the weights, so that their memory is counted at start
+    # Packs the weights, so that their memory is counted at start.
+    encoder.embed([[0] * min(2, encoder.max_len)])
     return_free_memory()
     return encoder
+
+
+def _check_fit(source: EncoderSource, tokenizer: tokenizers.Tokenizer) -> None:
+    """Every token has a row, and a text of one token, framed, has positions."""
+    num_rows, highest = source.rows_of(WORDS), max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= num_rows:
+        raise ModelError(
+            f"the tokenizer has ids up to {highest:,}, but the model {num_rows:,} tokens. They do "
+            "not belong together; fetch both again."
+        )
+    num_framed = len(tokenizer.encode("a").ids)
+    if num_framed > source.shape.max_len:
+        raise ModelError(
+            f"texts may have {source.shape.max_len} tokens, and one of a single token has "
+            f"{num_framed} with those that frame it. Correct max_position_embeddings."
+        )

@@ -8,7 +8,6 @@ modules.json                 whether the vector is brought to length 1
 sentence_bert_config.json    how many tokens it was trained for
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,13 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvota.core.errors import ModelError
+from kvota.formats.settings import Settings
+from kvota.model.hf_config import read_json
 from kvota.model.inventory import unsupported
 from kvota.model.safetensors_file import SafetensorsWeight, read_tensors
 
 Array = npt.NDArray[np.float32]
 MODEL_TYPES: Final = ("bert",)
+WORDS: Final = "embeddings.word_embeddings.weight"
 _ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 _PREFIX: Final = "bert."
+_COUNT_MAX: Final = 2**31 - 1
 
 
 class Pooling(StrEnum):
@@ -82,7 +85,7 @@ def is_encoder(path: Path) -> bool:
     """Whether a directory holds a text encoder rather than a model that writes."""
     try:
         return _read_json(path / "config.json").get("model_type") in MODEL_TYPES
-    except ModelError:
+    except (ModelError, OSError, ValueError):  # whoever opens the model says what is wrong
         return False
 
 
@@ -118,7 +121,7 @@ def _shape(directory: Path) -> EncoderShape:
         num_layers=_count(path, config, "num_hidden_layers"),
         num_heads=heads,
         intermediate_size=_count(path, config, "intermediate_size"),
-        layer_norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        layer_norm_eps=Settings(config, str(path)).positive("layer_norm_eps", 1e-12),
         activation=activation,
         pooling=_pooling(directory),
         is_normalized=_is_normalized(directory),
@@ -128,8 +131,9 @@ def _shape(directory: Path) -> EncoderShape:
 
 def _count(path: Path, config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{path}: {name} is {value!r}; it must be a whole number above 0.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _COUNT_MAX:
+        shown = repr(value)[:100]
+        raise ModelError(f"{path}: {name} is {shown}; it must be a whole number above 0.")
     return value
 
 
@@ -152,12 +156,4 @@ def _is_normalized(directory: Path) -> bool:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold a JSON object.")
-    return content
+    return read_json(path) if path.is_file() else {}

@@ -5,7 +5,6 @@ after minutes of reading weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from kvota.model.gguf_source import read_gguf_metadata
 from kvota.model.grammar import GrammarCompiler
 from kvota.model.graph import build_graph
 from kvota.model.ir import load_ir
+from kvota.model.naming import naming
 from kvota.model.paged import PagedModel
 from kvota.model.source import ModelKind, kind_of, open_source
 from kvota.model.template import ChatTemplate
@@ -80,7 +80,7 @@ def load_model(
             f"max_model_len is {max_model_len}; it must be at least {MODEL_LEN_MIN}, for a token "
             "of a prompt and one of its answer. Leave it out for as many as the model can."
         )
-    with _naming(path):
+    with naming(path):
         kind = kind_of(path)
         tokenizer = _tokenizer(path, kind)
         template = _template(tokenizer)
@@ -104,17 +104,6 @@ def load_model(
         weight_format=paged.weights,
         warnings=warnings,
     )
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with a model is told with its path, or that of a file in it, in front."""
-    try:
-        yield
-    except ModelError as error:
-        if error.message.startswith(str(path)):
-            raise
-        raise type(error)(f"{path}: {error.message}") from error
 
 
 def _check_lengths(

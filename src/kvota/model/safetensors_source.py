@@ -7,7 +7,7 @@ Anything else in the directory is not opened.
 
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 from kvota.core.errors import ModelError
 from kvota.model.architecture import Architecture
@@ -18,6 +18,7 @@ from kvota.model.safetensors_file import SafetensorsWeight, read_tensors
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_NAME_BYTES_MAX: Final = 255  # what file systems take
 
 
 def open_safetensors(directory: Path) -> FileSource:
@@ -67,8 +68,8 @@ def _indexed_tensors(directory: Path, weight_map: Any, index: Path) -> dict[str,
         raise ModelError(f"{index}: has no weight_map, so it names no tensors.")
     shards = {}
     for file_name in sorted({str(name) for name in weight_map.values()}):
-        if PurePath(file_name).name != file_name:
-            raise ModelError(f"{index}: the shard {file_name!r} is no plain file name.")
+        if not _is_plain(file_name):
+            raise ModelError(f"{index}: the shard {file_name[:100]!r} is no plain file name.")
         if not (directory / file_name).is_file():
             raise ModelError(f"{directory}: the shard {file_name} is missing; {INDEX} lists it.")
         shards[file_name] = read_tensors(directory / file_name)
@@ -78,6 +79,12 @@ def _indexed_tensors(directory: Path, weight_map: Any, index: Path) -> dict[str,
             raise ModelError(f"{index}: assigns {name} to {file_name}, which does not have it.")
         tensors[name] = shards[str(file_name)][name]
     return tensors
+
+
+def _is_plain(file_name: str) -> bool:
+    """Whether it names a file of a directory, and nothing beyond."""
+    fits = len(file_name.encode(errors="replace")) <= _NAME_BYTES_MAX and "\0" not in file_name
+    return fits and PurePath(file_name).name == file_name
 
 
 def _tie_warning(

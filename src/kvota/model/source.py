@@ -14,6 +14,7 @@ _ACCEPTED = (
     "a Hugging Face directory with config.json and *.safetensors",
     "a directory with an OpenVINO model (openvino_model.xml and .bin)",
 )
+SNAPSHOTS = "snapshots"  # models--NAME/snapshots/REVISION, links into models--NAME/blobs
 _NOT_A_MODEL = ("openvino_tokenizer", "openvino_detokenizer")
 
 
@@ -36,6 +37,8 @@ def kind_of(path: Path) -> ModelKind:
         return _kind_of_directory(path)
     if not path.exists():
         raise ModelError(f"{path}: there is no such file or directory.")
+    if not path.is_file():  # a pipe, which nobody may ever write to, or a device without an end
+        raise unsupported(str(path), "neither a file nor a directory.", _ACCEPTED)
     if _first_bytes(path) == MAGIC:
         return ModelKind.GGUF
     if path.suffix == ".safetensors":
@@ -87,8 +90,12 @@ def _what_is_wrong(names: list[str], has_safetensors: bool) -> str:
         for name in names
         if name.endswith((".bin", ".pt", ".pth")) and not name.startswith("openvino")
     ]
+    if len(ggufs) == 1:
+        return f"a directory; give the GGUF file in it, {ggufs[0]}."
     if ggufs:
         return f"a directory with {len(ggufs)} GGUF files; give the file, such as {ggufs[0]}."
+    if SNAPSHOTS in names:
+        return f"a cache of Hugging Face's; give the directory in its {SNAPSHOTS}/."
     if has_safetensors:
         return f"the directory has safetensors, but no {CONFIG}."
     if pickles:

@@ -20,7 +20,7 @@ from kvota.core.clock import SystemClock
 from kvota.desk.batching import BatchLine, BatchSettings
 from kvota.edge.listening import http_server, stop_signals
 from kvota.edge.supervision import watch_lifeline
-from kvota.model.catalog import KNOWN_MODELS, resolve
+from kvota.model.catalog import KNOWN_MODELS, expanded, resolve
 from kvota.model.encoder import load_encoder
 from kvota.model.encoder_source import is_encoder
 from kvota.node.embedding.app import EmbeddingRecord, ServedEncoder, create_embedding_app
@@ -55,7 +55,7 @@ class EmbeddingNode:
 def embeds(model: str) -> bool:
     """Whether a MODEL argument means a text encoder."""
     known = KNOWN_MODELS.get(model)
-    return bool(known.beside) if known is not None else is_encoder(Path(model).expanduser())
+    return bool(known.beside) if known is not None else is_encoder(expanded(model))
 
 
 def load_embedding_node(
