@@ -67,6 +67,18 @@ async def test_pages_of_an_allowed_origin_may_call_and_read_what_is_exposed() ->
     assert "access-control-allow-origin" not in stranger.headers
 
 
+async def test_a_preflight_that_is_refused_is_told_in_the_same_form() -> None:
+    app = application(ROUTES, Random(1), cors_origins=[OURS])
+    preflight = {"access_control_request_method": "POST", "access_control_request_headers": "x"}
+    for origin, method in ((OTHERS, "POST"), (OURS, "PUT")):
+        asked = {**preflight, "access_control_request_method": method}
+        reply = await ask(app, "/works", "OPTIONS", origin=origin, **asked)
+        assert (reply.status_code, reply.headers["content-type"]) == (400, "application/json")
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+        assert "Origin" in reply.headers["vary"]
+        assert ("access-control-allow-origin" in reply.headers) == (origin == OURS)
+
+
 async def test_without_a_word_of_the_operator_no_origin_is_allowed() -> None:
     answer = await ask(application(ROUTES, Random(1)), "/works", origin=OURS)
     assert answer.status_code == 200

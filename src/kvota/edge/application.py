@@ -6,16 +6,20 @@ call only where the operator allows it.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from kvota.core.errors import KvotaError
+from kvota.core.errors import InvalidRequest, KvotaError
 from kvota.edge.problems import ErrorPages
 
 _EXPOSED: Final = (
@@ -45,7 +49,7 @@ def application(
     pages = ErrorPages(chance)
     app = Starlette(
         routes=routes,
-        middleware=_cors(cors_origins, exposed) if cors_origins else [],
+        middleware=_cors(pages, cors_origins, exposed) if cors_origins else [],
         exception_handlers={
             HTTPException: pages.http,
             KvotaError: pages.known,
@@ -57,13 +61,31 @@ def application(
     return app
 
 
-def _cors(origins: Sequence[str], exposed: Sequence[str]) -> list[Middleware]:
+def _cors(pages: ErrorPages, origins: Sequence[str], exposed: Sequence[str]) -> list[Middleware]:
     return [
         Middleware(
-            CORSMiddleware,
+            _Cors,
+            pages=pages,
             allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
             expose_headers=[*_EXPOSED, *exposed],
         )
     ]
+
+
+class _Cors(CORSMiddleware):
+    """Starlette's, which would refuse a preflight in plain text."""
+
+    def __init__(self, app: ASGIApp, /, *, pages: ErrorPages, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._pages = pages
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == HTTPStatus.OK:
+            return answer
+        refused = self._pages.response(InvalidRequest(f"{bytes(answer.body).decode()}."))
+        for name, value in answer.headers.items():
+            refused.headers.setdefault(name, value)
+        return refused
