@@ -97,3 +97,20 @@ def test_a_space_that_only_the_tokenizer_wrote_is_not_echoed() -> None:
     assert "".join(out.tokens) == "the the"
     assert out.text_offset == [0, 3]
     assert out.token_logprobs == [None, -1.0]
+
+
+@pytest.mark.parametrize("before", ["", "好 "])
+def test_special_tokens_that_an_echoed_text_spells_take_their_place_in_it(before: str) -> None:
+    text = f"{before}<|im_start|>user"
+    ids = TOKENIZER.encode(text)
+    writer = CompletionLogprobWriter(NAMES)
+    out = writer.prompt(ids, entries(ids[1:]), text)
+    assert out.text_offset[out.tokens.index("<|im_start|>")] == len(before)
+    assert out.text_offset[out.tokens.index("<|im_start|>") + 1] == text.index("user")
+    assert writer.output(entries(byte_ids("a"))).text_offset == [len(text)]
+
+
+def test_a_special_token_that_the_tokenizer_put_before_an_echoed_text_takes_no_place() -> None:
+    ids = [IM_END_ID, *TOKENIZER.encode("the")]
+    out = CompletionLogprobWriter(NAMES).prompt(ids, entries(ids[1:]), "the")
+    assert out.text_offset[:2] == [0, 0]

@@ -105,7 +105,8 @@ class CompletionLogprobWriter:
         self, ids: Sequence[int], entries: Sequence[TokenLogprobs], text: str
     ) -> CompletionLogprobs:
         """The echoed prompt. `text` is how it is echoed: a space that the tokenizer put before the
-        first word is not in it, and so is not in the first token's name either.
+        first word is not in it, and so is not in the first token's name either. What the client
+        wrote for a special token is.
         """
         out = CompletionLogprobs([], [], [], [])
         if not ids:
@@ -117,6 +118,8 @@ class CompletionLogprobWriter:
             name, added = self._names.exact(token), self._names.added_bytes(token)
             if strip and not is_stripped and added:
                 name, added, is_stripped = name.removeprefix(" "), added.removeprefix(b" "), True
+            elif name and not added and text.startswith(name, self._offset):
+                added = name.encode()
             entry = entries[position - 1] if 0 < position <= len(entries) else None
             self._append(out, entry, name, added)
         return out
