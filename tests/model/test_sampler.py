@@ -15,7 +15,7 @@ from kvota.core.errors import InvalidRequest
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
 from kvota.model.sampler import Sampler
-from kvota.model.sampling_math import pick, top_ids
+from kvota.model.sampling_math import pick, token_logprobs, top_ids
 from tests.support.slow_sampler import (
     expected_distribution,
     expected_greedy,
@@ -337,6 +337,13 @@ def test_a_pick_from_a_long_row_is_the_index_whose_share_holds_the_point(length:
 
 def test_a_point_that_rounding_moves_to_the_end_picks_the_last_possible_index() -> None:
     assert pick(np.array([1, 2, 0, 0], np.float32), 1.0) == 1
+
+
+def test_a_token_among_the_first_has_one_probability_there_and_by_itself() -> None:
+    row = np.random.default_rng(3).normal(0, 5, 1000).astype(np.float32)
+    best = int(row.argmax())
+    entry = token_logprobs(row, best, 3)
+    assert entry.top[0] == (best, entry.logprob)
 
 
 def test_prompt_logprobs_are_of_the_tokens_that_followed() -> None:

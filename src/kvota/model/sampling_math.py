@@ -100,7 +100,8 @@ def token_logprobs(scores: Floats, token: int, num_top: int) -> TokenLogprobs:
     log_total = peak + float(np.log(np.exp(scores - scores.max()).sum(dtype=np.float64)))
     top = top_ids(scores, num_top) if num_top else np.empty(0, np.int64)
     ranked = top[np.argsort(-scores[top], kind="stable")]
-    pairs = zip(ranked.tolist(), (scores[ranked] - log_total).tolist(), strict=True)
+    logprobs = scores[ranked].astype(np.float64) - log_total  # as precise as the token's own
+    pairs = zip(ranked.tolist(), logprobs.tolist(), strict=True)
     return TokenLogprobs(token, float(scores[token]) - log_total, tuple(pairs))
 
 
