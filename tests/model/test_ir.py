@@ -5,6 +5,7 @@ tests/golden/tiny_ir holds two exports by optimum-intel and Hugging Face's logit
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -168,6 +169,14 @@ def test_a_graph_that_stops_early_is_refused(broken: Path, num_chars: int) -> No
     graph = broken / "openvino_model.xml"
     graph.write_text(graph.read_text(encoding="utf-8")[:num_chars], encoding="utf-8")
     with pytest.raises(ModelError, match="OpenVINO cannot read this model"):
+        load_ir(broken)
+
+
+def test_a_graph_with_bytes_that_are_no_text_is_refused(broken: Path) -> None:
+    """OpenVINO quotes them in its complaint, which then is no text either."""
+    graph = broken / "openvino_model.xml"
+    graph.write_bytes(graph.read_bytes().replace(b"<dim>-1</dim>", b"<dim>-\xb1</dim>", 1))
+    with pytest.raises(ModelError, match=rf"^{re.escape(str(broken))}: .*no UTF-8"):
         load_ir(broken)
 
 

@@ -101,7 +101,7 @@ def _read(directory: Path) -> ov.Model:
             )
     try:
         return ov.Core().read_model(directory / GRAPH)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:  # or what it says is no text
         num_bytes = (directory / WEIGHTS).stat().st_size
         raise ModelError(
             f"{directory}: OpenVINO cannot read this model: {_reason(error)} {WEIGHTS} has "
@@ -216,7 +216,9 @@ def _reshape(x: ov.Output, shape: tuple[int, ...]) -> Node:
     return ops.reshape(x, ops.constant(np.array(shape, np.int64)), False)
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: RuntimeError | UnicodeDecodeError) -> str:
     """The last line of OpenVINO's message; those before it are places in its source."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{GRAPH} holds bytes that are no UTF-8."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else "it gives no reason."
