@@ -136,6 +136,18 @@ def test_a_home_that_nobody_has_is_a_path_like_any_other(tmp_path: Path) -> None
         resolve("~nobody.at.all/m", tmp_path, pip=refuse_pip)
 
 
+def test_a_cache_that_cannot_be_looked_into_is_named(
+    tmp_path: Path, known: Mapping[str, KnownModel]
+) -> None:
+    """A name that is too long stands for a missing permission, which root does not miss."""
+    too_deep = tmp_path / ("d" * 300)
+    for act in (fetch, remove):
+        with pytest.raises(ModelError, match=r"cannot be read: File name too long"):
+            act("tiny", too_deep, known=known)
+    with pytest.raises(ModelError, match=r"cannot be read: File name too long"):
+        cached_models(too_deep, known)
+
+
 def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^a+: cannot be read: File name too long"):
         resolve("a" * 300, tmp_path, pip=refuse_pip)

@@ -4,6 +4,7 @@ tests/golden/tiny_ir holds two exports by optimum-intel and Hugging Face's logit
 (scripts/golden_ir.py).
 """
 
+import errno
 import json
 import re
 import shutil
@@ -177,6 +178,21 @@ def test_a_graph_with_bytes_that_are_no_text_is_refused(broken: Path) -> None:
     graph = broken / "openvino_model.xml"
     graph.write_bytes(graph.read_bytes().replace(b"<dim>-1</dim>", b"<dim>-\xb1</dim>", 1))
     with pytest.raises(ModelError, match=rf"^{re.escape(str(broken))}: .*no UTF-8"):
+        load_ir(broken)
+
+
+def test_a_file_that_cannot_be_opened_is_named(
+    broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def refuse(path: Path, *modes: Any, **more: Any) -> Any:
+        if path.name == "openvino_model.bin":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *modes, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelError, match=r"openvino_model\.bin: cannot be read: Permission denied"):
         load_ir(broken)
 
 

@@ -151,8 +151,8 @@ def _exit_status(failed: NeverServed, screen: Console) -> int:
         return failed.status
     screen.print(
         f"[bold]kvota cannot start.[/bold] The engine's process was ended by signal "
-        f"{-failed.status} while it loaded. If that is 9, the machine ran out of memory; if 11, the "
-        "model's files are most likely damaged: fetch them again.",
+        f"{-failed.status} while it loaded. If that is 9, the machine ran out of memory; if 11, "
+        "the model's files are most likely damaged: fetch them again.",
         soft_wrap=True,
     )
     return 1

@@ -201,8 +201,9 @@ def remove(name: str, cache_dir: Path, known: Mapping[str, KnownModel] = KNOWN_M
     Raises ModelError when the name is not known or the folder cannot be deleted.
     """
     folder = _find(name, known).folder(cache_dir)
-    if not folder.exists():
-        return False
+    with naming(folder):
+        if not folder.exists():
+            return False
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -242,10 +243,11 @@ def _find(name: str, known: Mapping[str, KnownModel]) -> KnownModel:
 
 
 def _is_whole(model: KnownModel, cache_dir: Path) -> bool:
-    return all(
-        path.is_file() and path.stat().st_size == member.size_bytes
-        for member, path in model.wanted(cache_dir)
-    )
+    with naming(model.folder(cache_dir)):
+        return all(
+            path.is_file() and path.stat().st_size == member.size_bytes
+            for member, path in model.wanted(cache_dir)
+        )
 
 
 def _by_hand(model: KnownModel, cache_dir: Path) -> str:

@@ -99,6 +99,7 @@ def _read(directory: Path) -> ov.Model:
                 f"{directory}: {name} is missing. An OpenVINO model is {GRAPH} and {WEIGHTS} "
                 f"beside each other, as `{_EXPORT_COMMAND}` writes them."
             )
+        _check_readable(directory / name)
     try:
         return ov.Core().read_model(directory / GRAPH)
     except (RuntimeError, UnicodeDecodeError) as error:  # or what it says is no text
@@ -107,6 +108,14 @@ def _read(directory: Path) -> ov.Model:
             f"{directory}: OpenVINO cannot read this model: {_reason(error)} {WEIGHTS} has "
             f"{num_bytes} bytes; a copy that stopped early looks like this, so copy it again."
         ) from error
+
+
+def _check_readable(path: Path) -> None:
+    """OpenVINO speaks of formats and copies where a permission is missing."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
 
 
 def _make_paged(model: ov.Model, directory: Path) -> None:
