@@ -52,6 +52,18 @@ def test_branches_that_exclude_each_other_become_any_of(branches: list[Any]) -> 
     assert safe(schema) == {**schema, "items": {"anyOf": branches}}
 
 
+def test_formats_that_json_schema_does_not_define_are_left_out() -> None:
+    properties = {
+        "format": {"type": "string", "format": "path"},
+        "when": {"type": "string", "format": "date", "title": "When"},
+        "kind": {"const": {"format": "path"}},
+    }
+    assert safe({"type": "object", "properties": properties}) == {
+        "type": "object",
+        "properties": {**properties, "format": {"type": "string"}},
+    }
+
+
 @pytest.mark.parametrize("branches", UNCLEAR)
 def test_branches_that_may_overlap_stay_one_of(branches: list[Any]) -> None:
     schema = {"oneOf": branches, "$defs": DEFINITIONS}

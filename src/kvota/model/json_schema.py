@@ -1,13 +1,14 @@
 """A client's JSON schema made safe to compile: bounded, and rewritten where that changes nothing.
 
-llguidance enforces most of JSON Schema and refuses by name the keywords that it does not. Three
+llguidance enforces most of JSON Schema and refuses by name the keywords that it does not. Four
 things are left to do before it may see a schema:
 
 - bounds: its size, its depth, and the automata of `multipleOf`, whose states are as many as the
   divisor and which no limit of llguidance covers;
 - the few spellings that it would silently not enforce (draft 4's boolean bounds, its own options);
 - `oneOf`, which it accepts only between different types: where branches provably exclude each
-  other, by type or by a tag as in pydantic's discriminated unions, `anyOf` means the same.
+  other, by type or by a tag as in pydantic's discriminated unions, `anyOf` means the same;
+- formats of others ("path", "uuid4", "password"), which say nothing of what is valid, are left out.
 """
 
 import json
@@ -26,6 +27,17 @@ REF_HOPS_MAX = 10
 # Their values are data, not schemas: nothing inside is a keyword.
 LITERAL_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 
+# Of JSON Schema 2020-12, section 7.3. Every other format is an annotation: "custom" values must
+# not be relied on. Those of these that llguidance does not know it refuses by name.
+FORMATS = frozenset(
+    {
+        *("date-time", "date", "time", "duration", "email", "idn-email"),
+        *("hostname", "idn-hostname", "ipv4", "ipv6", "uuid", "regex"),
+        *("uri", "uri-reference", "uri-template", "iri", "iri-reference"),
+        *("json-pointer", "relative-json-pointer"),
+    }
+)
+
 
 def safe_schema(schema: object, *, param: str) -> str:
     """The text of a schema that may be compiled; raises InvalidRequest that names what is wrong."""
@@ -40,7 +52,7 @@ def safe_schema(schema: object, *, param: str) -> str:
     _check_depth(schema, param)
     _check_keywords(schema, param)
     try:
-        text = json.dumps(_exclusive_as_any(schema, schema), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_rewritten(schema, schema), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except ValueError as error:  # NaN, infinity, half of a surrogate pair
         raise InvalidRequest(f"The schema is not valid JSON: {error}.", param=param) from error
@@ -93,19 +105,23 @@ def _num_states(divisors: Sequence[Fraction]) -> int:
     return len(divisors) * math.lcm(*(int(divisor * unit) for divisor in divisors))
 
 
-def _exclusive_as_any(node: object, root: Mapping[str, Any]) -> object:
-    """A copy in which every `oneOf` of provably exclusive branches has become `anyOf`."""
+def _rewritten(node: object, root: Mapping[str, Any]) -> object:
+    """A copy with `anyOf` for `oneOf` of provably exclusive branches, and without others' formats.
+
+    What is called `oneOf` or `format` may be a property: then its value is a schema of its own.
+    """
     if isinstance(node, list):
-        return [_exclusive_as_any(child, root) for child in node]
+        return [_rewritten(child, root) for child in node]
     if not isinstance(node, dict):
         return node
     branches = node.get("oneOf")
     rename = "anyOf" not in node and isinstance(branches, list) and _are_exclusive(branches, root)
     return {
         "anyOf" if rename and key == "oneOf" else key: (
-            value if key in LITERAL_KEYWORDS else _exclusive_as_any(value, root)
+            value if key in LITERAL_KEYWORDS else _rewritten(value, root)
         )
         for key, value in node.items()
+        if not (key == "format" and isinstance(value, str) and value not in FORMATS)
     }
 
 
