@@ -124,7 +124,7 @@ class _Cursor:
         for index in range(num_keys):
             self._reading = f"key {index + 1} of {num_keys}"
             key = self._name()
-            self._reading = f"the value of {key!r}"
+            self._reading = f"the value of {key[:100]!r}"
             if key in metadata:
                 raise ModelError(f"{self._path}: the key {key!r} appears twice.")
             metadata[key] = self._value(self.scalar("<I"))
