@@ -58,6 +58,7 @@ def test_chat_answers_in_the_clients_own_types(node: LiveNode, client: openai.Op
     )
     assert [choice.message.content for choice in answer.choices] == ["hello é"] * 2
     assert answer.choices[0].finish_reason == "stop"
+    assert answer._request_id
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 2 * 9
     assert answer.usage.prompt_tokens_details is not None

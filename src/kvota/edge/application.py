@@ -25,6 +25,7 @@ from kvota.edge.problems import ErrorPages
 _EXPOSED: Final = (
     "retry-after",
     "x-should-retry",
+    "x-request-id",
     "x-kvota-request-id",
     "x-kvota-queue-ms",
     "x-kvota-cached-tokens",

@@ -11,6 +11,7 @@ import msgspec
 from kvota.core.clock import Clock
 from kvota.core.errors import InvalidRequest
 from kvota.core.request import Band
+from kvota.edge.problems import RawHeaders
 from kvota.edge.settings import EdgeSettings
 from kvota.edge.trust import ANONYMOUS, tenant_of, weight_of
 
@@ -77,6 +78,12 @@ class Arrivals:
             tenant=tenant_of(headers) if is_told else ANONYMOUS,
             weight=weight_of(headers) if is_told else None,
         )
+
+
+def id_headers(request_id: str) -> RawHeaders:
+    """How an answer says which request it belongs to: under our name, and the official SDKs'."""
+    name = request_id.encode()
+    return [(b"x-kvota-request-id", name), (b"x-request-id", name)]
 
 
 def client_id(headers: Mapping[bytes, bytes]) -> str | None:

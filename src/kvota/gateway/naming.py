@@ -1,6 +1,7 @@
 """Every answer has an id, which the log knows too: also pages, and what is at no path at all.
 
     GET /admin/usage ─▶ the client's x-request-id, or a new one ─▶ x-kvota-request-id
+                                  │                              and x-request-id
                                   └─▶ `request_id(scope)`, for whoever logs
 
 Endpoints that keep a record of their requests name them themselves (`proxy.new_call`), so their
@@ -13,9 +14,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvota.edge.arrival import client_id
+from kvota.edge.arrival import client_id, id_headers
 
-HEADER: Final = b"x-kvota-request-id"
 _KEY: Final = "kvota.request_id"
 
 
@@ -52,7 +52,7 @@ class NamedAnswers:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (HEADER, name.encode())]}
+                message = {**message, "headers": [*message["headers"], *id_headers(name)]}
             await send(message)
 
         await self._app(scope, receive, send_named)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
-from kvota.edge.arrival import Arrival, Arrivals, client_id
+from kvota.edge.arrival import Arrival, Arrivals, client_id, id_headers
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import (
     RawHeaders,
@@ -177,7 +177,7 @@ def new_call(name: str, scope: Scope, exchange: Exchange, parts: Parts) -> Call:
     if parts.is_traced:
         given = exchange.request_headers.get(b"traceparent", b"").decode("latin-1")
         call.trace = TraceContext.begin(given, parts.chance)
-    exchange.headers.append((b"x-kvota-request-id", call.client_id.encode()))
+    exchange.headers += id_headers(call.client_id)
     return call
 
 

@@ -19,7 +19,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ClientClosed, KvotaError, Outcome, RequestCancelled
 from kvota.core.request import Delta, PromptRead, Request
 from kvota.edge import trust
-from kvota.edge.arrival import Arrival, Arrivals, client_id
+from kvota.edge.arrival import Arrival, Arrivals, client_id, id_headers
 from kvota.edge.exchange import Exchange, beside
 from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
 from kvota.engine.lateness import not_complete
@@ -116,7 +116,7 @@ class _Service:
         self.prepared: Prepared | None = None
         self.generation: Generation | None = None
         self.submitted_s: float | None = None
-        exchange.headers.append((b"x-kvota-request-id", self._client_id.encode()))
+        exchange.headers += id_headers(self._client_id)
 
     async def collect(self, prepared: Prepared, generation: Generation) -> None:
         """Wait for the whole answer, then send it."""

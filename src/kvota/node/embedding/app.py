@@ -30,7 +30,7 @@ from kvota.core.errors import (
     Refused,
 )
 from kvota.edge.application import application
-from kvota.edge.arrival import Arrival, Arrivals, client_id
+from kvota.edge.arrival import Arrival, Arrivals, client_id, id_headers
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import error_code, error_headers, error_response, outcome_of
 from kvota.edge.trust import USAGE, UsageReport
@@ -153,7 +153,7 @@ class EmbeddingEndpoint:
         exchange = Exchange(scope, receive, send, self._settings)
         id_, began_s = self._arrivals.new_id(), self._clock.now()
         name = client_id(exchange.request_headers) or id_
-        exchange.headers.append((b"x-kvota-request-id", name.encode()))
+        exchange.headers += id_headers(name)
         seen = _Seen(began_s)
         failure: BaseException | None = None
         try:
