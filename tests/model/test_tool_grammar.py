@@ -11,7 +11,7 @@ from kvota.core.errors import InvalidRequest
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tokenizer_parts import TokenizerParts
 from kvota.model.tool_format import ToolFormat
-from kvota.model.tool_grammar import forced_grammar
+from kvota.model.tool_grammar import blamed, forced_grammar, guided_grammar
 from kvota.model.toolcalls import CallStarted, ToolCallParser
 from tests.support.tiny_tokenizer import IM_END_ID, tiny_tokenizer
 
@@ -123,6 +123,70 @@ def test_markers_that_are_special_tokens_are_reached_by_id(format: ToolFormat) -
     assert len(ids) == len(format.visible_markers)
     assert allows(forced_grammar(format, TOOLS, None, marker_ids=ids), text, own)
     assert not allows(forced_grammar(format, TOOLS, None), text, own)
+
+
+STRICT = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    tool("free", WEATHER),
+]
+MARKED = [format for format in ToolFormat if not format.syntax.may_start_bare]
+WORDS = ["", "a < b [x]\n", "<tool_call", "[TOOL_CALLS", "{}"]
+
+
+@pytest.mark.parametrize("marks", ["written out", "as tokens"])
+@pytest.mark.parametrize("format", MARKED)
+class TestGuided:
+    def grammar(self, format: ToolFormat, marks: str, **options: Any) -> tuple[str, Tokenizer]:
+        own = PLAIN if marks == "written out" else tokenizer(*format.visible_markers)
+        ids = own.special_markers(format.visible_markers)
+        grammar = guided_grammar(format, STRICT, marker_ids=ids, **options)
+        assert grammar is not None
+        return grammar, own
+
+    def test_words_and_calls_may_take_turns(self, format: ToolFormat, marks: str) -> None:
+        grammar, own = self.grammar(format, marks)
+        call = write(format, BERLIN)
+        for words in WORDS:
+            assert allows(grammar, words, own)
+            assert allows(grammar, words + call, own)
+            assert allows(grammar, f"{call}\n{words}{call}\nand {words}", own)
+
+    def test_arguments_are_those_of_a_strict_tool(self, format: ToolFormat, marks: str) -> None:
+        grammar, own = self.grammar(format, marks)
+        for arguments in ("{}", '{"city": 3}', '{"city": "x", "more": 1}'):
+            assert not allows(grammar, "So: " + write(format, ("weather", arguments)), own)
+            assert allows(grammar, "So: " + write(format, ("free", arguments)), own)
+        assert not allows(grammar, write(format, ("unknown", "{}")), own)
+
+    def test_one_call_ends_the_answer_where_one_is_all(
+        self, format: ToolFormat, marks: str
+    ) -> None:
+        grammar, own = self.grammar(format, marks, parallel=False)
+        call = write(format, BERLIN)
+        assert allows(grammar, "So: ", own)
+        assert allows(grammar, f"So: {call}", own)
+        assert not allows(grammar, f"{call}\n{call}", own)
+
+
+def test_where_no_mark_shows_a_call_nothing_is_guided() -> None:
+    assert guided_grammar(ToolFormat.LLAMA3_JSON, STRICT) is None
+
+
+def test_who_is_to_blame_is_found_by_the_line() -> None:
+    lark = forced_grammar(ToolFormat.HERMES, TOOLS, None)
+    line = next(n for n, text in enumerate(lark.split("\n"), 1) if text.startswith("arguments_2"))
+    error = InvalidRequest(f"at {line}(14): failed to compile JSON schema: why", param="tools")
+    told = blamed(error, lark, TOOLS)
+    assert (told.message, told.param) == (
+        "The parameters of 'free' cannot be enforced: why",
+        "tools",
+    )
+    for other in (
+        InvalidRequest("at 1(2): why", param="tools"),
+        InvalidRequest("why", param="tools"),
+        InvalidRequest(f"at {line}(14): why", param="response_format"),
+    ):
+        assert blamed(other, lark, TOOLS) is other
 
 
 def test_a_call_id_may_stand_before_the_arguments_where_the_format_has_one() -> None:

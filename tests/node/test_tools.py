@@ -262,6 +262,33 @@ async def test_beside_a_form_a_schema_that_cannot_be_enforced_binds_only_strict_
     assert _allows(node, call)
 
 
+STRICT: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "strict", "strict": True, "parameters": SCHEMA},
+}
+
+
+async def test_a_strict_tool_gets_the_arguments_that_it_asks_for() -> None:
+    node = tool_node(says("x"))
+    await node.chat(tools=[WEATHER, STRICT])
+    call = '<tool_call>\n{"name": "strict", "arguments": %s}\n</tool_call>'
+    assert _allows(node, "Let me see. " + call % '{"x": 3}' + " Done.")
+    assert not _allows(node, "Let me see. " + call % "{}" + " Done.")
+    assert _allows(node, (call % '{"any": 1}').replace("strict", "weather"))
+
+
+async def test_a_schema_that_cannot_be_enforced_is_said_to_be_whose() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "nope"}}}
+    function = {"name": "odd", "parameters": odd, "strict": True}
+    node = tool_node(says("x"))
+    for fields in ({}, {"tool_choice": "required"}, FORMS[0]):
+        tools = [WEATHER, PING, {"type": "function", "function": function}]
+        reply = await node.chat(tools=tools, **fields)
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+        assert "'odd'" in reply.error["message"]
+        assert "Invalid type: nope" in reply.error["message"]
+
+
 def _allows(node: Node, text: str) -> bool:
     """Whether the grammar of the last request lets this be the answer."""
     new_constraint = node.runner.requests[-1].new_constraint

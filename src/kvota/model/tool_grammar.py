@@ -6,11 +6,18 @@
 Every schema stands alone in its rule, so its `$ref`s keep their root. JSON is written with the
 separators of Python's `json.dumps` and no other white space: that is how models learned calls.
 
+Words with calls among them (`guided_grammar`) run up to the mark that opens a call, from which on
+only a call may follow:
+
+    start: (words group)* TEXT
+    words[lazy]: TEXT OPEN
+
 Where nothing marks a call (LLAMA3_JSON), one that may stand instead of a JSON document begins like
 it. No two grammars can share that beginning, so there the calls are schemas beside the document's.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +37,9 @@ _OPTIONS = {  # llguidance's own
     "lenient": False,  # a keyword that is not enforced is refused
     "coerce_one_of": False,
 }
+# How llguidance says where, and what stands there.
+_AT_LINE = re.compile(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?")
+_ARGUMENTS_RULE = re.compile(r"arguments_(\d+): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +86,62 @@ def forced_grammar(
     InvalidRequest for a name that no tool has, or a schema that cannot be enforced.
     """
     functions = _chosen([tool["function"] for tool in tools], choice)
-    syntax = format.syntax
-    marks = {mark: _mark(mark, marker_ids or {}) for mark in format.visible_markers}
-    calls = " | ".join(f"call_{index}" for index in range(len(functions)))
-    rules = [f"start: {_answer(syntax, marks, parallel=parallel)}", f"call: {calls}"]
+    marks = _marks(format, marker_ids)
+    start = f"start: {_answer(format.syntax, marks, parallel=parallel)}"
+    return _lines([start, *_call_rules(functions, format.syntax, marks)])
+
+
+def guided_grammar(
+    format: ToolFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    parallel: bool = True,
+    marker_ids: Mapping[str, int] | None = None,
+) -> str | None:
+    """A Lark grammar of words and calls in which arguments of `strict` tools follow their schema.
+
+    None where nothing marks a call. Raises InvalidRequest for a schema that cannot be enforced.
+    """
+    syntax, marks = format.syntax, _marks(format, marker_ids)
+    if syntax.may_start_bare:
+        return None
+    opening, is_token = marks[syntax.opening], syntax.opening in (marker_ids or {})
+    called = f"words {_group(syntax, marks, parallel=parallel)}"
+    rules = [
+        f"start: ({called})* TEXT" if parallel else f"start: TEXT | {called}",
+        f"words: TEXT {opening}" if is_token else f"words[lazy]: TEXT {opening}",
+        r"TEXT: /(.|\n)*/",
+    ]
+    functions = [_unbound(tool)["function"] for tool in tools]
+    return _lines([*rules, *_call_rules(functions, syntax, marks)])
+
+
+def blamed(error: InvalidRequest, lark: str, tools: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The error; with the name of the tool whose schema is at fault, where a line says it."""
+    found = _AT_LINE.search(error.message) if error.param == PARAM else None
+    rule = _ARGUMENTS_RULE.match(lark.split("\n")[int(found[1]) - 1]) if found else None
+    if found is None or rule is None:
+        return error
+    name, reason = tools[int(rule[1])]["function"]["name"], error.message[found.end() :]
+    return InvalidRequest(f"The parameters of {name!r} cannot be enforced: {reason}", param=PARAM)
+
+
+def _marks(format: ToolFormat, marker_ids: Mapping[str, int] | None) -> dict[str, str]:
+    return {mark: _mark(mark, marker_ids or {}) for mark in format.visible_markers}
+
+
+def _lines(rules: Sequence[str]) -> str:
+    return "\n".join(rules) + "\n"
+
+
+def _call_rules(
+    functions: Sequence[Mapping[str, Any]], syntax: Syntax, marks: Mapping[str, str]
+) -> list[str]:
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
     for index, function in enumerate(functions):
         rules.append(f"call_{index}: {_call(function['name'], index, syntax, marks)}")
         rules.append(f"arguments_{index}: %json {_arguments_schema(function)}")
-    return "\n".join(rules) + "\n"
+    return rules
 
 
 def _chosen(functions: list[Mapping[str, Any]], choice: str | None) -> list[Mapping[str, Any]]:
@@ -104,14 +162,21 @@ def _call(name: str, index: int, syntax: Syntax, marks: Mapping[str, str]) -> st
 
 def _answer(syntax: Syntax, marks: Mapping[str, str], *, parallel: bool) -> str:
     """The right-hand side of `start`: one call, or several joined as the format joins them."""
-    opening = marks[syntax.opening]
+    group = _group(syntax, marks, parallel=parallel)
+    marked = group if syntax.may_start_bare else f"{marks[syntax.opening]} {group}"
+    if not parallel or syntax.separator:
+        return marked
+    return f"({marked})+" if syntax.arguments_mark else f'{marked} ("\\n" {marked})*'
+
+
+def _group(syntax: Syntax, marks: Mapping[str, str], *, parallel: bool) -> str:
+    """What follows the opening mark: one call, or several where a separator may join them."""
     if syntax.arguments_mark:
-        return f"({opening} call)+" if parallel else f"{opening} call"
+        return "call"
     if syntax.closing:
-        group = f'{opening} "\\n" call "\\n" {marks[syntax.closing]}'
-        return f'{group} ("\\n" {group})*' if parallel else group
+        return f'"\\n" call "\\n" {marks[syntax.closing]}'
     calls = f"call ({_json(syntax.separator + ' ')} call)*" if parallel else "call"
-    return f'{opening} " "? "[" {calls} "]"' if syntax.is_array else calls
+    return f'" "? "[" {calls} "]"' if syntax.is_array else calls
 
 
 def _mark(text: str, marker_ids: Mapping[str, int]) -> str:
@@ -145,7 +210,13 @@ def _checked_schema(function: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(
             f"The parameters of {function['name']!r} must be a schema of type object.", param=PARAM
         )
-    checked: dict[str, Any] = json.loads(safe_schema({"type": "object", **schema}, param=PARAM))
+    try:
+        text = safe_schema({"type": "object", **schema}, param=PARAM)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"The parameters of {function['name']!r}: {error.message}", param=PARAM
+        ) from error
+    checked: dict[str, Any] = json.loads(text)
     return checked
 
 

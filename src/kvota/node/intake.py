@@ -165,10 +165,13 @@ class Intake:
     ) -> NewConstraint | None:
         """The grammar that the output must follow, compiled; None for free text."""
         form = checks.output_form(body)
+        compile_it: Callable[[], NewConstraint | None]
         if tools is not None and tools.must_call:
             compile_it, param = tools.compile_forced, "tools"
         elif form is not None:
             compile_it, param = _compilation(form, model, tools), form.param
+        elif tools is not None and tools.use.is_strict:
+            compile_it, param = tools.compile_guided, "tools"
         else:
             return None
         return await self._bench.run(

@@ -94,6 +94,9 @@ class Tooling(Protocol):
         With `beside_form` an answer that does not begin with a call is in a form, and has none.
         """
 
+    def guided(self, use: ToolUse) -> NewConstraint | None:
+        """Words and calls, with arguments as `strict` tools want them; None for free text."""
+
     def beside(
         self, use: ToolUse, compile_form: Callable[[CallGrammar], NewConstraint]
     ) -> NewConstraint:

@@ -8,7 +8,14 @@ from kvota.core.request import FinishReason
 from kvota.model.grammar import GrammarCompiler
 from kvota.model.tokenizer import Tokenizer
 from kvota.model.tool_format import ToolFormat
-from kvota.model.tool_grammar import PARAM, CallGrammar, call_grammar, forced_grammar
+from kvota.model.tool_grammar import (
+    PARAM,
+    CallGrammar,
+    blamed,
+    call_grammar,
+    forced_grammar,
+    guided_grammar,
+)
 from kvota.model.toolcalls import (
     CallArguments,
     CallStarted,
@@ -54,7 +61,26 @@ class ToolDialect:
             parallel=use.parallel and use.name is None,
             marker_ids=self._marker_ids,
         )
-        return self._grammar.tool_calls(lark, param=PARAM)
+        return self._compiled(lark, use)
+
+    def guided(self, use: ToolUse) -> NewConstraint | None:
+        """Words and calls, those of `strict` tools with arguments that follow their schemas.
+
+        None where nothing is strict, or where the format has no mark by which to know a call.
+        Raises InvalidRequest for a bad schema.
+        """
+        if not use.is_strict:
+            return None
+        lark = guided_grammar(
+            self._format, use.tools, parallel=use.parallel, marker_ids=self._marker_ids
+        )
+        return None if lark is None else self._compiled(lark, use)
+
+    def _compiled(self, lark: str, use: ToolUse) -> NewConstraint:
+        try:
+            return self._grammar.tool_calls(lark, param=PARAM)
+        except InvalidRequest as error:
+            raise blamed(error, lark, use.tools) from error
 
     def beside(
         self, use: ToolUse, compile_form: Callable[[CallGrammar], NewConstraint]
@@ -68,7 +94,11 @@ class ToolDialect:
         except InvalidRequest as error:
             if error.param != PARAM:
                 raise
-        return compile_form(self._calls(use, strict_only=True))
+        calls = self._calls(use, strict_only=True)
+        try:
+            return compile_form(calls)
+        except InvalidRequest as error:
+            raise blamed(error, calls.lark, use.tools) from error
 
     def _calls(self, use: ToolUse, *, strict_only: bool) -> CallGrammar:
         return call_grammar(

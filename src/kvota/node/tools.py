@@ -47,6 +47,10 @@ class ToolPlan:
         """Calls and nothing else: no form binds an answer that has no words."""
         return self.tooling.forced(self.use)
 
+    def compile_guided(self) -> NewConstraint | None:
+        """Free text, but for the arguments of tools that are strict."""
+        return self.tooling.guided(self.use)
+
     def compile_beside(self, compile_form: Callable[[CallGrammar], NewConstraint]) -> NewConstraint:
         """Calls, or an answer in the form that `compile_form` compiles beside them."""
         return self.tooling.beside(self.use, compile_form)

@@ -37,6 +37,11 @@ class ToolUse:
     parallel: bool = True  # more than one call in one answer
 
     @property
+    def is_strict(self) -> bool:
+        """Whether the arguments of some tool have to follow its schema."""
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(tool["function"]["name"] for tool in self.tools)
 
