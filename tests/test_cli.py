@@ -75,6 +75,35 @@ def test_models_shows_where_a_cached_model_is_to_the_last_letter(
     assert str(file) in out
 
 
+def test_models_says_how_each_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, out, _ = run(["models", "list", "--cache-dir", str(tmp_path)], monkeypatch, capsys)
+    for name in KNOWN_MODELS:
+        assert f"`kvota serve {name}` fetches it" in out
+    assert run(["models", "--cache-dir", str(tmp_path)], monkeypatch, capsys)[1] == out
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_model_is_removed_from_the_cache_that_is_named_wherever_it_is_named(
+    is_first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Before the command it was taken for nobody's, and the user's own cache was emptied."""
+    named, own = tmp_path / "named", tmp_path / "own"
+    monkeypatch.setenv("KVOTA_CACHE_DIR", str(own))
+    folders = [KNOWN_MODELS[DEFAULT_MODEL].folder(cache) for cache in (named, own)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    place, command = ["--cache-dir", str(named)], ["remove", DEFAULT_MODEL]
+    arguments = [*place, *command] if is_first else [*command, *place]
+    code, out, _ = run(["models", *arguments], monkeypatch, capsys)
+    assert (code, out) == (0, f"Removed {DEFAULT_MODEL}.\n")
+    assert [folder.exists() for folder in folders] == [False, True]
+
+
 def test_help_begins_with_what_serves(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,35 +128,45 @@ def top(
     run(url, api_key, interval_s=interval)
 
 
+CacheDir = Annotated[Path | None, typer.Option(help="Where fetched models are kept.")]
+
+
 @models.callback(invoke_without_command=True)
-def list_models(
-    context: typer.Context,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where fetched models are kept.")] = None,
-) -> None:
+def models_command(context: typer.Context, cache_dir: CacheDir = None) -> None:
     """Known models, and what of them is in the cache."""
-    if context.invoked_subcommand is not None:
-        return
-    directory = _cache_dir(cache_dir)
-    cached = {model.name: model for model in cached_models(directory)}
+    context.obj = cache_dir  # counts for the commands below as well
+    if context.invoked_subcommand is None:
+        _show_models(cache_dir)
+
+
+@models.command("list")
+def list_models(context: typer.Context, cache_dir: CacheDir = None) -> None:
+    """The same."""
+    _show_models(cache_dir or context.obj)
+
+
+@models.command("remove")
+def remove_model(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A known model's name.")],
+    cache_dir: CacheDir = None,
+) -> None:
+    """Delete a fetched model from the cache."""
+    was_there = remove(name, _cache_dir(cache_dir or context.obj))
+    typer.echo(f"Removed {name}." if was_there else f"{name} was not in the cache.")
+
+
+def _show_models(cache_dir: Path | None) -> None:
+    cached = {model.name: model for model in cached_models(_cache_dir(cache_dir))}
     table = Table(box=None)
     for title in ("name", "size", "licence", "where"):
         table.add_column(title, overflow="fold")
     for name, known in sorted(KNOWN_MODELS.items()):
         there = cached.get(name)
-        where = str(there.path) if there else "not fetched; `kvota serve` fetches it"
+        where = str(there.path) if there else f"not fetched; `kvota serve {name}` fetches it"
         num_bytes = there.size_bytes if there else known.size_bytes
         table.add_row(name, size(num_bytes), known.licence, where)
     print_table(table, Console(highlight=False))
-
-
-@models.command("remove")
-def remove_model(
-    name: Annotated[str, typer.Argument(help="A known model's name.")],
-    cache_dir: Annotated[Path | None, typer.Option(help="Where fetched models are kept.")] = None,
-) -> None:
-    """Delete a fetched model from the cache."""
-    was_there = remove(name, _cache_dir(cache_dir))
-    typer.echo(f"Removed {name}." if was_there else f"{name} was not in the cache.")
 
 
 cli_keys.register(app)

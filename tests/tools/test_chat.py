@@ -62,6 +62,17 @@ def test_a_conversation_remembers_what_was_said() -> None:
     assert server.bodies[0]["model"] == "tiny"
 
 
+def test_bytes_that_are_no_text_are_sent_as_question_marks() -> None:
+    """What a shell hands over of them are halves of characters, which no JSON can hold."""
+    server = FakeServer(answer("What?"))
+    typed = b"caf\xe9 \xe4\xbd\xa0".decode(errors="surrogateescape")
+    assert talk(server, typed).endswith("What?\n")
+    assert server.bodies[0]["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "caf? 你"},
+    ]
+
+
 def test_clear_forgets_all_but_the_system_message() -> None:
     server = FakeServer(answer("a"), answer("b"))
     talk(server, "one", "/clear", "two")

@@ -37,7 +37,7 @@ class Conversation:
     ) -> None:
         self._client = client
         self.model = model or _first_model(client)
-        self._system = system
+        self._system = _readable(system) if system else None
         self._options = {
             name: value
             for name, value in (("max_tokens", max_tokens), ("temperature", temperature))
@@ -56,7 +56,7 @@ class Conversation:
         The exchange is kept only if the answer came to its end or the reader stopped it early
         with some text shown. Raises ServerUnusable.
         """
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": _readable(text)})
         answer = ""
         try:
             for piece in self._stream():
@@ -80,6 +80,11 @@ class Conversation:
                 yield from _deltas(response.iter_lines())
         except httpx.HTTPError as error:
             raise ServerUnusable(connection_text(self._client.base_url, error)) from error
+
+
+def _readable(text: str) -> str:
+    """What was typed or piped in, with a question mark for each byte that is no UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def connect(url: str, api_key: str | None = None) -> httpx.Client:
