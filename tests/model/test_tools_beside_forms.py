@@ -199,6 +199,15 @@ def test_the_form_and_the_calls_are_each_blamed_for_their_own_faults() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_tools_beside_a_form_are_bounded_like_tools_alone(format: ToolFormat) -> None:
+    large = {"type": "object", "properties": {"a": {"enum": ["x" * 70_000]}}}
+    calls = call_grammar(format, [tool("f", large), tool("g", large)])
+    with pytest.raises(InvalidRequest, match="at most 131072") as refused:
+        PLAIN_COMPILER.json_object(calls=calls)
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_strict_tools_alone_can_have_their_schemas_enforced(format: ToolFormat) -> None:
     tools: Sequence[Mapping[str, Any]] = [tool("weather", CITY, strict=True), tool("ping", CITY)]
     calls = call_grammar(format, tools, strict_only=True)

@@ -56,6 +56,7 @@ FORM_RULE = "form"
 GRAMMAR_BYTES_MAX = 64 * 1024
 REGEX_BYTES_MAX = 32 * 1024
 CHOICES_BYTES_MAX = 64 * 1024
+CALLS_BYTES_MAX = 128 * 1024  # of a grammar of tool calls, schemas included
 RULES_MAX = 500  # the GBNF converter's time grows with their square
 MESSAGE_CHARS_MAX = 400
 # llguidance speaks to whoever embeds it; these say the same to whoever wrote the grammar.
@@ -183,18 +184,22 @@ class GrammarCompiler:
 
     def tool_calls(self, lark: str, *, param: str) -> ConstraintFactory:
         """A grammar of `tool_grammar.py`, whose schemas are bounded already."""
-        _check_text("tools", lark, 2 * GRAMMAR_BYTES_MAX, param)
+        _check_text("tools", lark, CALLS_BYTES_MAX, param)
         return self._compile("tools", LLMatcher.grammar_from_lark(lark), param)
 
     def _form(
         self, kind: str, grammar: str, param: str, calls: CallGrammar | None
     ) -> ConstraintFactory:
         """The form by itself, or beside `calls`. Each is blamed for its own faults."""
-        form = self._compile(kind, grammar, param)
         if calls is None:
-            return form
-        self.tool_calls(calls.lark, param=TOOLS)
-        return self._compile(f"{kind} beside tool calls", _beside(calls, grammar, param), param)
+            return self._compile(kind, grammar, param)
+        _check_text("tools", calls.lark, CALLS_BYTES_MAX, TOOLS)
+        try:
+            return self._compile(f"{kind} beside tools", _beside(calls, grammar, param), param)
+        except InvalidRequest:
+            self._compile(kind, grammar, param)
+            self.tool_calls(calls.lark, param=TOOLS)
+            raise
 
     def _compile(self, kind: str, grammar: str, param: str) -> ConstraintFactory:
         with ThreadPoolExecutor(max_workers=1) as pool:
