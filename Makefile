@@ -36,7 +36,7 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.run
 	@touch $@
 
 serve: $(VENV)/.run
-	$(BIN)/kvota serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	$(BIN)/kvota serve "$(MODEL)" --host $(HOST) --port $(PORT) $(ARGS)
 
 # Tests wait for servers as often as they compute. Those of one file share what they have started.
 test: $(VENV)/.dev lint

@@ -7,7 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from kvota.core.errors import ConfigError
-from kvota.gateway.store.database import StoreUnusable, open_database, sqlite_url
+from kvota.gateway.store.database import (
+    StoreUnusable,
+    open_database,
+    sqlite_url,
+    state_dir_of,
+)
 from kvota.gateway.store.keys import KEY_TABLES
 
 
@@ -112,3 +117,13 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "kvota.db").write_text("hello" * 1000)
     with pytest.raises(StoreUnusable, match="not a database"):
         open_database(sqlite_url(tmp_path / "kvota.db"))
+
+
+def test_a_user_without_a_home_is_asked_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a number that no user has."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert state_dir_of("/s", {}) == Path("/s")
+    assert state_dir_of(None, {"XDG_STATE_HOME": "/x"}) == Path("/x/kvota")
+    with pytest.raises(ConfigError, match=r"no home directory.*state_dir in \[gateway\]"):
+        state_dir_of(None, {})

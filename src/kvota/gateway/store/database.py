@@ -6,6 +6,7 @@ Everything here blocks, so a gateway calls it from a thread. Several processes m
 database at once: SQLite runs with a write-ahead log and waits for a lock instead of failing.
 """
 
+import os
 import sqlite3
 import time
 import uuid
@@ -93,11 +94,22 @@ def sqlite_url(path: Path) -> str:
 
 
 def state_dir_of(chosen: str | None, environment: Mapping[str, str]) -> Path:
-    """Where keys and usage are kept: `chosen`, else XDG_STATE_HOME, else ~/.local/state."""
+    """Where keys and usage are kept: `chosen`, else XDG_STATE_HOME, else ~/.local/state.
+
+    Raises ConfigError for a user who has no home, as in a container that knows no such user.
+    """
     if chosen is not None:
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     base = Path(environment.get("XDG_STATE_HOME", ""))  # a relative one counts as unset
-    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "kvota"
+    if base.is_absolute():
+        return base / "kvota"
+    try:
+        return Path.home() / ".local" / "state" / "kvota"
+    except RuntimeError:
+        raise ConfigError(
+            "This user has no home directory to keep API keys and usage in. Name a place: "
+            "state_dir in [gateway], or KVOTA_STATE_DIR, XDG_STATE_HOME or HOME."
+        ) from None
 
 
 def database_url(chosen: str | None, state_dir: Path) -> str:
