@@ -207,6 +207,12 @@ async def test_a_prompt_is_tokenized_and_comes_back() -> None:
     assert back.json == {"prompt": " the é"}
 
 
+async def test_many_tokens_are_written_as_text_beside_the_event_loop() -> None:
+    node = make_node(inline_characters_max=3)
+    ids = node.served.tokenizer.encode("the text")
+    assert (await node.post("/detokenize", {"tokens": ids})).json == {"prompt": "the text"}
+
+
 async def test_messages_are_tokenized_exactly_as_chat_reads_them() -> None:
     node = make_node(says("x"))
     await node.chat("hello")

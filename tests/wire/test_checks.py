@@ -129,7 +129,7 @@ def test_stop_strings_are_read_without_empty_and_repeated_ones(
     assert checks.stop_strings(chat(stop=given)) == expected
 
 
-@pytest.mark.parametrize("given", [[str(i) for i in range(17)], "x" * 257])
+@pytest.mark.parametrize("given", [[str(i) for i in range(17)], ["a", ""] * 9, "x" * 257])
 def test_too_many_and_too_long_stop_strings_are_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         checks.stop_strings(chat(stop=given))

@@ -11,5 +11,5 @@ class HttpSettings(EdgeSettings):
     num_waiting_prompts_max: int = 64  # being prepared or waiting for a thread
     prompt_timeout_s: float = 10.0  # to render and tokenize one request's prompts
     grammar_timeout_s: float = 2.0  # to compile what the output must follow
-    # Prompts up to this many characters are tokenized in place: a thread's hop costs more.
+    # Up to this many characters are tokenized in place, and tokens read: a thread's hop costs more.
     inline_characters_max: int = 20_000

@@ -40,7 +40,20 @@ class Texts:
         if body.tokens is None:
             raise InvalidRequest("`tokens` is missing.", param="tokens")
         check_token_ids(body.tokens, model.vocab_size, "tokens")
-        return Detokenized(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return Detokenized(await self._text(body.tokens, model))
+
+    async def _text(self, ids: list[int], model: ServedModel) -> str:
+        def decode() -> str:
+            return model.tokenizer.decode(ids, skip_special_tokens=False)
+
+        if len(ids) <= self._settings.inline_characters_max:
+            return decode()
+        return await self._bench.run(
+            decode,
+            limit_s=self._settings.prompt_timeout_s,
+            what="writing the text of the tokens",
+            param="tokens",
+        )
 
     async def _ids(self, body: TokenizeRequest, model: ServedModel) -> list[int]:
         if body.prompt is None:

@@ -158,11 +158,11 @@ def is_given(value: Any) -> bool:
 def stop_strings(request: GenerationFields) -> tuple[str, ...]:
     """The stop strings, without empty ones (an empty string would stop everything at once)."""
     given = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    stops = tuple(dict.fromkeys(text for text in given if text))
-    if len(stops) > NUM_STOPS_MAX:
+    if len(given) > NUM_STOPS_MAX:  # before they are looked at: a body has room for millions
         raise InvalidRequest(
-            f"`stop` has {len(stops)} strings; the limit is {NUM_STOPS_MAX}.", param="stop"
+            f"`stop` has {len(given)} strings; the limit is {NUM_STOPS_MAX}.", param="stop"
         )
+    stops = tuple(dict.fromkeys(text for text in given if text))
     if any(len(text) > STOP_CHARACTERS_MAX for text in stops):
         raise InvalidRequest(
             f"A string in `stop` is over the limit of {STOP_CHARACTERS_MAX} characters.",
