@@ -17,6 +17,11 @@ def refusal(body: bytes | str) -> InvalidRequest:
     return caught.value
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_called_that(encoding: str) -> None:
+    assert "byte order mark" in refusal('{"max_tokens": 4}'.encode(encoding)).message
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -29,6 +29,8 @@ _HALF_PAIR = re.compile(  # the first half without the second, or the second wit
 _HALF_PAIR_WORDS = (
     "a string holds half of a surrogate pair (\\ud800 to \\udfff), as when an emoji is cut in two"
 )
+_NODES = (list, dict, msgspec.Struct)
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")  # of UTF-8 and UTF-16
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -48,8 +50,7 @@ class BodyDecoder(Generic[T]):
         except RecursionError:
             raise _too_deep(_field_that_nests(body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            what = _HALF_PAIR_WORDS if _HALF_PAIR.search(body) else str(error)
-            raise InvalidRequest(f"The body is not valid JSON: {what}.") from None
+            raise InvalidRequest(f"The body is not valid JSON: {_reason(body, error)}.") from None
         if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
             return request  # too few to nest that deep, and most bodies are like that
         for name in self._names:
@@ -60,16 +61,12 @@ class BodyDecoder(Generic[T]):
 
 def is_nested_deeper(value: Any, depth_max: int) -> bool:
     """True when lists and dicts sit inside each other more than `depth_max` deep."""
-    level = [value] if _is_node(value) else []
+    level = [value] if isinstance(value, _NODES) else []
     for _ in range(depth_max):
         if not level:
             return False
-        level = [child for node in level for child in _children(node) if _is_node(child)]
+        level = [child for node in level for child in _children(node) if isinstance(child, _NODES)]
     return bool(level)
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, list | dict | msgspec.Struct)
 
 
 def _children(node: Any) -> Iterable[Any]:
@@ -78,6 +75,12 @@ def _children(node: Any) -> Iterable[Any]:
     if isinstance(node, dict):
         return node.values()
     return [getattr(node, name) for name in node.__struct_fields__]
+
+
+def _reason(body: bytes, error: Exception) -> str:
+    if body.startswith(_MARKS):
+        return "it must be UTF-8, without a byte order mark before it"
+    return _HALF_PAIR_WORDS if _HALF_PAIR.search(body) else str(error)
 
 
 def _field_error(text: str) -> InvalidRequest:
