@@ -110,6 +110,26 @@ def test_another_argument_is_told_what_is_accepted(tmp_path: Path, argument: str
         assert accepted in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("argument", "guess"),
+    [
+        ("smollm2", f"Did you mean {DEFAULT_MODEL}?"),
+        ("SmolLM2-135M", f"Did you mean {DEFAULT_MODEL}?"),
+        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir DIR`"),
+        ("./gone.gguf", None),
+        ("/models/gone", None),
+        ("gone/", None),
+    ],
+)
+def test_what_was_meant_is_guessed_from_a_name_and_not_from_a_path(
+    tmp_path: Path, argument: str, guess: str | None
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        resolve(argument, tmp_path, pip=refuse_pip)
+    message = caught.value.message
+    assert message.endswith("OpenVINO model.") if guess is None else guess in message
+
+
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     fallback = Path("/home/ada/.cache/kvota")

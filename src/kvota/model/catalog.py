@@ -6,12 +6,15 @@ Each known model travels inside a Python package. It is fetched by the installed
 the user's own pip settings (index, proxy, certificates), so it works wherever pip works.
 """
 
+import difflib
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Final
 
 from kvota.core.errors import ConfigError, ModelError
 from kvota.model.naming import naming
@@ -71,6 +74,7 @@ class CachedModel:
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_ENCODER = "all-minilm-l6-v2"
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name
 
 
 def _minilm(path: str, size_bytes: int, sha256: str) -> WheelMember:
@@ -232,8 +236,20 @@ def resolve(
     raise ModelError(
         f"{model!r} is neither a known model ({', '.join(sorted(known))}) nor an existing path. "
         "A path may be a GGUF file, a Hugging Face directory with *.safetensors, or a directory "
-        "with an OpenVINO model."
+        f"with an OpenVINO model.{_meant(model, known)}"
     )
+
+
+def _meant(model: str, known: Mapping[str, KnownModel]) -> str:
+    """A guess at what somebody wanted, as a sentence; empty where there is none."""
+    if close := difflib.get_close_matches(model.lower(), known, n=1, cutoff=0.5):
+        return f" Did you mean {close[0]}?"
+    if _HUB_NAME.fullmatch(model):
+        return (
+            " If it is a name on the Hugging Face Hub: nothing is fetched from there, but "
+            f"`hf download {model} --local-dir DIR` does, and DIR is such a directory."
+        )
+    return ""
 
 
 def _find(name: str, known: Mapping[str, KnownModel]) -> KnownModel:
