@@ -106,7 +106,15 @@ async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
 HALF = ['<tool_call>\n{"name": "weather", ', '"arguments": {"city": ', '"B']
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream": True, "stop": "erlin"}], ids=["body", "stop"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stream": True, "stop": "erlin"},
+        {"stream": True, "stream_options": {"whole_tool_calls": True}},
+    ],
+    ids=["body", "stop", "put together"],
+)
 async def test_half_a_call_is_told_as_the_text_it_is(fields: dict[str, Any]) -> None:
     """An agent would run it, or fail to read its arguments."""
     first = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>\n'

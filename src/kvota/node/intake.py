@@ -76,9 +76,8 @@ class Intake:
     async def chat(self, body: ChatRequest, arrival: Arrival) -> Prepared:
         checks.check_chat(body)
         model = self.model_for(body.model)
-        whole_calls = not body.stream or bool(checks.stop_strings(body))
         form = checks.output_form(body)
-        tools = plan_tools(tool_use(body), form, model, whole_calls=whole_calls)
+        tools = plan_tools(tool_use(body), form, model, whole_calls=_tells_whole_calls(body))
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         sampling = sampling_params(body, model, wanted, self._chance)
         prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
@@ -180,6 +179,16 @@ class Intake:
             what="compiling what the output must follow",
             param=param,
         )
+
+
+def _tells_whole_calls(body: ChatRequest) -> bool:
+    """Whether half a call must not be told: nobody reads it while it is written.
+
+    Or a stop string may end it: in a stream, what was told cannot be taken back.
+    """
+    options = body.stream_options
+    is_read_whole = not body.stream or bool(options and options.whole_tool_calls)
+    return is_read_whole or bool(checks.stop_strings(body))
 
 
 def _labels(arrival: Arrival) -> Mapping[str, Any]:

@@ -15,15 +15,10 @@ from kvota.wire.responses import ChatDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """`whole_calls`: half a call must not be told, because nobody reads it while it is written.
-
-    Or because a stop string may end it: in a stream, what was told cannot be taken back.
-    """
-
     use: ToolUse
     tooling: Tooling
     has_form: bool  # for answers that are no calls
-    whole_calls: bool
+    whole_calls: bool  # half a call must not be told
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:

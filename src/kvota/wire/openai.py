@@ -35,6 +35,7 @@ FORM_FIELDS = ("regex", "choice", "grammar", "json", "json_object")  # of Struct
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # running usage on every chunk
+    whole_tool_calls: bool | None = None  # ours: the stream is put together before it is read
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):

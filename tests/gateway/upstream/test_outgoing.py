@@ -47,6 +47,14 @@ def test_our_own_fields_are_for_our_own_nodes(kind: BackendKind) -> None:
     assert running == (kind is BackendKind.VLLM)
 
 
+@pytest.mark.parametrize(("asked", "whole"), [(None, True), (False, True), (True, False)])
+def test_a_node_is_told_whether_half_a_tool_call_would_be_read(asked: bool, whole: bool) -> None:
+    for kind in BackendKind:
+        said = sent({"model": "m", "stream": asked}, kind)
+        told = "whole_tool_calls" in said["stream_options"]
+        assert told == (whole and kind is BackendKind.KVOTA)
+
+
 @pytest.mark.parametrize("given", [{"prompt_logprobs": 1}, {"use_beam_search": True}])
 def test_what_cannot_be_streamed_is_not(given: dict[str, Any]) -> None:
     said = sent({"model": "m", **given, "stream_options": {"include_usage": True}})

@@ -7,7 +7,9 @@ once, and everything below the top level arrives as the client wrote it. Changed
     stream           always true, where the answer can be streamed at all: only what streams can
                      be counted while it grows, and stopped when nobody wants it any more
     stream_options   include_usage, and continuous_usage_stats where the backend knows it; what the
-                     client did not ask for is taken out again on the way back (`passage.py`)
+                     client did not ask for is taken out again on the way back (`passage.py`).
+                     whole_tool_calls to a node, where the client reads no stream: half a call
+                     cannot be taken out again
 
 and what only kvota understands is left out for others. Of the client's headers only those that
 name or trace a request go on: no credential, no cookie, nothing about the connection.
@@ -31,6 +33,7 @@ _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
 _USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
 _RUNNING_USAGE: Final = msgspec.Raw(b'{"include_usage":true,"continuous_usage_stats":true}')
+_USAGE_OF_WHOLE: Final = msgspec.Raw(b'{"include_usage":true,"whole_tool_calls":true}')
 _Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(_Fields)
 
@@ -49,10 +52,12 @@ def outgoing_body(
             fields.pop(name, None)
     _put(fields, {"model": model, **also})
     fields.pop("stream_options", None)
-    is_streamed = is_streamable(fields)
+    is_streamed, is_read_whole = is_streamable(fields), _is_absent(fields, "stream")
     fields["stream"] = _TRUE if is_streamed else _FALSE
     if is_streamed and traits.has_stream_usage:
         fields["stream_options"] = _RUNNING_USAGE if traits.has_running_usage else _USAGE
+        if is_read_whole and kind is BackendKind.KVOTA:
+            fields["stream_options"] = _USAGE_OF_WHOLE
     return msgspec.json.encode(fields)
 
 
@@ -64,8 +69,11 @@ def renamed_body(body: bytes, *, model: str) -> bytes:
 
 
 def is_streamable(fields: Mapping[str, msgspec.Raw]) -> bool:
-    asked = [name for name in _WHOLE_ONLY if name in fields]
-    return all(bytes(fields[name]) in _ABSENT for name in asked)
+    return all(_is_absent(fields, name) for name in _WHOLE_ONLY)
+
+
+def _is_absent(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    return name not in fields or bytes(fields[name]) in _ABSENT
 
 
 def outgoing_headers(
