@@ -212,6 +212,32 @@ async def test_prompt_logprobs_come_by_token_id() -> None:
     ]
 
 
+async def test_choices_show_the_same_prompt_and_each_goes_on_behind_it() -> None:
+    node = make_node(says("a", "b"))
+    prompts = [byte_ids("hi"), byte_ids("好")[:2]]  # the second ends within a character
+    fields = {"n": 3, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    together = (await node.complete(prompts, **fields)).json["choices"]
+    alone = [
+        (await node.complete(prompt, **{**fields, "n": 1})).json["choices"][0] for prompt in prompts
+    ]
+    for choice in together:
+        expected = alone[choice["index"] // 3]
+        assert choice["logprobs"]["text_offset"] == expected["logprobs"]["text_offset"]
+        for name in ("tokens", "token_logprobs"):
+            assert choice["logprobs"][name][:2] == expected["logprobs"][name][:2]
+        assert choice["prompt_logprobs"] == expected["prompt_logprobs"]
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+async def test_more_scores_of_prompts_than_an_answer_may_hold_are_refused(
+    fields: dict[str, Any],
+) -> None:
+    node = make_node(says("a"), served=tiny_served(max_model_len=4096))
+    reply = await node.complete(byte_ids("x" * 2000), n=64, **fields)
+    assert (reply.status, reply.error["param"]) == (400, [*fields][-1])
+    assert "2688000" in reply.error["message"]
+
+
 async def test_many_prompts_end_together_although_they_end_at_different_times() -> None:
     node = make_node()
     call = node.caller.begin("POST", "/v1/completions", {"model": MODEL, "prompt": ["a", "b"]})

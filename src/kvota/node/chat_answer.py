@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, FinishReason, PromptRead
 from kvota.node.answer import Chunk, Heading, joined, stop_reason
-from kvota.node.logprobs import TokenNames, chat_logprobs, vllm_prompt_logprobs
+from kvota.node.logprobs import TokenNames, chat_logprobs, encoded_prompt_logprobs
 from kvota.node.served import DeltaSplitter
 from kvota.wire.responses import (
     ChatChoice,
@@ -18,9 +18,9 @@ from kvota.wire.responses import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    EncodedPromptLogprobs,
     FinishedToolCall,
     FunctionText,
-    PromptLogprobs,
     Usage,
 )
 
@@ -49,7 +49,7 @@ class ChatAnswer:
         self._prompt = prompt
         make = wish.new_splitter
         self._choices = [_Choice(make() if make else None) for _ in range(wish.n)]
-        self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+        self._prompt_logprobs: EncodedPromptLogprobs | UnsetType = UNSET
 
     def opening(self) -> Sequence[Chunk]:
         """The role of each choice, before anything else of it."""
@@ -65,7 +65,7 @@ class ChatAnswer:
         if isinstance(event, Delta):
             return [self._chunk([choice]) for choice in self._after_delta(event)]
         if self._wish.prompt_logprobs:
-            self._prompt_logprobs = vllm_prompt_logprobs(event.prompt_logprobs, self._names)
+            self._prompt_logprobs = encoded_prompt_logprobs(event.prompt_logprobs, self._names)
         return []
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:

@@ -8,12 +8,12 @@ from msgspec import UNSET, UnsetType
 
 from kvota.core.request import Delta, PromptRead
 from kvota.node.answer import Chunk, Heading, joined, stop_reason
-from kvota.node.logprobs import CompletionLogprobWriter, TokenNames, vllm_prompt_logprobs
+from kvota.node.logprobs import CompletionLogprobWriter, TokenNames, encoded_prompt_logprobs
 from kvota.wire.responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    PromptLogprobs,
+    EncodedPromptLogprobs,
     Usage,
 )
 
@@ -67,33 +67,37 @@ class CompletionAnswer:
         return self._chunk([_folded(index, part) for index, part in parts.items()], usage)
 
     def _after_prompt(self, index: int, event: PromptRead) -> list[CompletionChoice]:
-        """What is known of a prompt: its echo and its token ids, for each of its choices."""
+        """What is known of a prompt: its echo and its token ids, for each of its choices.
+
+        The choices share it, for it is large and the same.
+        """
         wish = self._wish
         if not (wish.echo or wish.token_ids or wish.prompt_logprobs):
             return []
+        echoed = self._echo_logprobs(index, event) if wish.echo and wish.logprobs else None
+        scored = self._prompt_logprobs(event)
         return [
             CompletionChoice(
                 index=choice,
                 text=self._echoes[index] if wish.echo else "",
-                logprobs=self._echo_logprobs(index, choice, event) if wish.echo else None,
+                logprobs=echoed,
                 prompt_token_ids=list(self._prompts[index]) if wish.token_ids else UNSET,
-                prompt_logprobs=self._prompt_logprobs(event),
+                prompt_logprobs=scored,
             )
             for choice in range(index * wish.n, (index + 1) * wish.n)
         ]
 
-    def _echo_logprobs(
-        self, index: int, choice: int, event: PromptRead
-    ) -> CompletionLogprobs | None:
-        if not self._wish.logprobs:
-            return None
-        writer = self._writers[choice]
-        return writer.prompt(self._prompts[index], event.prompt_logprobs, self._echoes[index])
+    def _echo_logprobs(self, index: int, event: PromptRead) -> CompletionLogprobs:
+        first, *others = self._writers[index * self._wish.n : (index + 1) * self._wish.n]
+        echoed = first.prompt(self._prompts[index], event.prompt_logprobs, self._echoes[index])
+        for writer in others:
+            writer.follow(first)
+        return echoed
 
-    def _prompt_logprobs(self, event: PromptRead) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, event: PromptRead) -> EncodedPromptLogprobs | UnsetType:
         if not self._wish.prompt_logprobs:
             return UNSET
-        return vllm_prompt_logprobs(event.prompt_logprobs, self._names)
+        return encoded_prompt_logprobs(event.prompt_logprobs, self._names)
 
     def _after_delta(self, index: int, delta: Delta) -> list[CompletionChoice]:
         """The text and, apart from it, the end: OpenAI's last chunk has no text."""
@@ -144,8 +148,14 @@ def _folded(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
         stop_reason=finish[0].stop_reason,
         token_ids=joined([part.token_ids for part in parts]),
         prompt_token_ids=joined([part.prompt_token_ids for part in parts]),
-        prompt_logprobs=joined([part.prompt_logprobs for part in parts]),
+        prompt_logprobs=_scored(parts),
     )
+
+
+def _scored(parts: Sequence[CompletionChoice]) -> EncodedPromptLogprobs | UnsetType:
+    """Of the one part that has them, if any."""
+    scores = [part.prompt_logprobs for part in parts]
+    return next((one for one in scores if not isinstance(one, UnsetType)), UNSET)
 
 
 def _joined_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -106,6 +106,7 @@ class Intake:
         given = given_prompts(body, model)
         prompts = given.ids or await self._encode(given.texts or [], body, model)
         limits = _completion_limits(body, prompts, model)
+        _check_num_prompt_logprobs(body, prompts)
         constraint = await self._constraint(body, model, None)
         requests = tuple(
             self._request(
@@ -232,6 +233,14 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     """How many per prompt token: an echo shows them too."""
     echoed = body.logprobs if body.echo else None
     return max((k for k in (echoed, body.prompt_logprobs) if k is not None), default=None)
+
+
+def _check_num_prompt_logprobs(body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
+    num_top = _prompt_logprobs(body)
+    if num_top is not None:
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        num_tokens = sum(map(len, prompts)) * (body.n or 1)
+        checks.check_num_prompt_logprobs(num_tokens, num_top, param)
 
 
 def _compilation(

@@ -9,12 +9,15 @@ import codecs
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from kvota.core.request import TokenLogprobs
 from kvota.node.served import Tokenizer
 from kvota.wire.responses import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,
+    EncodedPromptLogprobs,
     PromptLogprobs,
     TopLogprob,
 )
@@ -93,6 +96,13 @@ def vllm_prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames) ->
     return result
 
 
+def encoded_prompt_logprobs(
+    entries: Sequence[TokenLogprobs], names: TokenNames
+) -> EncodedPromptLogprobs:
+    """What `vllm_prompt_logprobs` gives, to be kept until the answer is complete."""
+    return EncodedPromptLogprobs(msgspec.json.encode(vllm_prompt_logprobs(entries, names)))
+
+
 class CompletionLogprobWriter:
     """Completions' four lists for one choice; `text_offset` runs on from call to call."""
 
@@ -123,6 +133,11 @@ class CompletionLogprobWriter:
             entry = entries[position - 1] if 0 < position <= len(entries) else None
             self._append(out, entry, name, added)
         return out
+
+    def follow(self, other: "CompletionLogprobWriter") -> None:
+        """Go on where `other` stands: it has written the same prompt."""
+        self._offset = other._offset
+        self._decoder.setstate(other._decoder.getstate())
 
     def output(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         out = CompletionLogprobs([], [], [], [])

@@ -25,6 +25,7 @@ NUM_PROMPTS_MAX: Final = 256  # of one completions request; prompts times n has 
 NUM_STOPS_MAX: Final = 16  # OpenAI allows 4, vLLM any number
 STOP_CHARACTERS_MAX: Final = 256
 NUM_BIASES_MAX: Final = 4096
+NUM_PROMPT_LOGPROBS_MAX: Final = 2_000_000  # of one answer, which holds them all: 130 MB of JSON
 
 _USE_STRUCTURED_OUTPUTS = "use `structured_outputs` or `response_format` instead"
 _USE_TOOLS = "use `tools` and `tool_choice` instead"
@@ -198,6 +199,20 @@ def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
             raise InvalidRequest(
                 f"`{param}` has the token id {token}; ids are 0 to {vocab_size - 1}.", param=param
             )
+
+
+def check_num_prompt_logprobs(num_tokens: int, num_top: int, param: str) -> None:
+    """Raise where the log probabilities of `num_tokens` prompt tokens are too many to answer.
+
+    `num_tokens` counts a prompt as often as it has choices.
+    """
+    num_values = num_tokens * (1 + num_top)
+    if num_values > NUM_PROMPT_LOGPROBS_MAX:
+        raise InvalidRequest(
+            f"`{param}` asks for {num_values} log probabilities of prompt tokens, over all prompts "
+            f"and choices; the limit is {NUM_PROMPT_LOGPROBS_MAX}.",
+            param=param,
+        )
 
 
 def output_form(request: GenerationFields) -> Form | None:

@@ -6,7 +6,7 @@ A streamed chunk and a finished body are built from the same pieces, see `node/a
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 StopReason = str | int | UnsetType  # vLLM's: which of the client's stop strings or token ids it was
 
@@ -122,6 +122,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+EncodedPromptLogprobs = Raw  # the same as JSON, a quarter of the size in memory
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -131,7 +132,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: EncodedPromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -148,7 +149,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: StopReason = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: EncodedPromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
