@@ -27,7 +27,7 @@ from kvota.model.source import open_source
 from kvota.model.weights import WeightFormat
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.scheduler.scheduler import Scheduler
-from tests.support.tiny_models import fixed_tokens, write_safetensors
+from tests.support.tiny_models import fixed_tokens, tiny_architecture, write_safetensors
 
 Floats = npt.NDArray[np.float32]
 
@@ -39,20 +39,27 @@ TABLE = (7, 3, 11, 5, 20)
 TOKENS = fixed_tokens(140, VOCAB_SIZE)
 
 
-def compiled_tiny(folder: Path, weight_format: WeightFormat, **settings: Any) -> Compiled:
-    source = open_source(write_safetensors(folder, "llama").path)
+def compiled_tiny(
+    folder: Path, weight_format: WeightFormat, *, mlp_size: int = 96, **settings: Any
+) -> Compiled:
+    """With 128 in place of 96 every product has whole blocks, and the model is turned."""
+    architecture = tiny_architecture("llama", mlp_size=mlp_size)
+    source = open_source(write_safetensors(folder, architecture=architecture).path)
     return compile_model(build_graph(source, weight_format), **settings)
 
 
-@pytest.fixture(scope="module", params=["f32", "auto", "auto_u8", "int4"])
+@pytest.fixture(scope="module", params=["f32", "auto", "auto_u8", "turned", "int4"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     weight_format, kv_dtype = {
         "f32": (WeightFormat.F32, KvDtype.F32),
         "auto": (WeightFormat.AUTO, KvDtype.F16),
         "auto_u8": (WeightFormat.AUTO, KvDtype.U8),
+        "turned": (WeightFormat.AUTO, KvDtype.F16),
         "int4": (WeightFormat.INT4, KvDtype.F16),
     }[request.param]
-    return compiled_tiny(tmp_path_factory.mktemp("tiny"), weight_format, kv_dtype=kv_dtype)
+    mlp_size = 128 if request.param == "turned" else 96
+    folder = tmp_path_factory.mktemp("tiny")
+    return compiled_tiny(folder, weight_format, mlp_size=mlp_size, kv_dtype=kv_dtype)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What the graph looks like and what it refuses. What it computes: test_families.py."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,16 @@ import pytest
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.core.plan import Chunk
 from kvota.model import precision
-from kvota.model.architecture import Architecture, Rope, RopeKind
+from kvota.model.architecture import Rope, RopeKind
 from kvota.model.compiled import KvDtype, compile_model
 from kvota.model.gguf_source import open_gguf
 from kvota.model.graph import build_graph
 from kvota.model.paged import PagedModel
 from kvota.model.sampler import Sampler
 from kvota.model.weights import WeightFormat
+from tests.support.memory_source import MemorySource
 from tests.support.tiny_gguf import write_gguf
-from tests.support.tiny_models import fixed_tokens, random_weights, tiny_architecture
+from tests.support.tiny_models import fixed_tokens, tiny_architecture
 
 STEP_INPUTS = {
     "input_ids",
@@ -31,33 +32,6 @@ STEP_INPUTS = {
     "max_context_len",
     "sampled_tokens_indices",
 }
-
-
-@dataclass
-class MemoryWeight:
-    name: str
-    values: npt.NDArray[np.float32]
-    stored_as: str = "F32"
-    num_reads: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def read(self) -> npt.NDArray[np.float32]:
-        self.num_reads += 1
-        return self.values
-
-
-class MemorySource:
-    origin = "memory"
-
-    def __init__(self, architecture: Architecture) -> None:
-        self.architecture = architecture
-        self.weights = {
-            name: MemoryWeight(name, values)
-            for name, values in random_weights(architecture).items()
-        }
 
 
 def names(model: ov.Model) -> set[str]:

@@ -6,9 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvota.model.architecture import Architecture, Weight
 from kvota.model.levels import Levels, fitted
-from kvota.model.precision import KEPT_SIDE_MIN, format_of, input_group, vocabulary_format
+from kvota.model.precision import (
+    KEPT_SIDE_MIN,
+    format_of,
+    input_group,
+    turns,
+    vocabulary_format,
+)
 from kvota.model.weights import WeightFormat
+from tests.support.tiny_models import tiny_architecture
 
 LARGE = KEPT_SIDE_MIN
 
@@ -72,7 +80,41 @@ def test_a_vocabulary_is_never_in_4_bits() -> None:
 
 
 def test_inputs_are_rounded_where_weights_are_codes() -> None:
-    assert {asked for asked in WeightFormat if input_group(asked) == 0} == {
-        WeightFormat.F32,
-        WeightFormat.F16,
-    }
+    for is_turned, group in ((False, 32), (True, 64)):
+        exact = {
+            asked: input_group(asked, is_turned=is_turned)
+            for asked in WeightFormat
+            if asked in (WeightFormat.F32, WeightFormat.F16)
+        }
+        assert set(exact.values()) == {0}
+        assert input_group(WeightFormat.INT8, is_turned=is_turned) == group
+
+
+@dataclass
+class Model:
+    """No more of a source than is asked for."""
+
+    architecture: Architecture
+    weights: dict[str, Weight]
+    origin: str = "memory"
+
+
+def model(weight: Stored | Plain, **changes: int) -> Model:
+    sizes = {"hidden_size": 128, "mlp_size": 256} | changes
+    return Model(tiny_architecture("llama", **sizes), {"a": weight})
+
+
+def test_a_model_is_turned_where_all_of_it_will_be_int8() -> None:
+    small, large = Stored((256, 128)), Stored((LARGE, LARGE))
+    auto, int8 = WeightFormat.AUTO, WeightFormat.INT8
+    assert turns(auto, model(small))
+    assert not turns(auto, model(large, hidden_size=LARGE))
+    assert turns(auto, model(Plain((LARGE, LARGE)), hidden_size=LARGE))
+    assert turns(int8, model(large, hidden_size=LARGE))
+    for asked in (WeightFormat.F32, WeightFormat.F16, WeightFormat.INT4):
+        assert not turns(asked, model(small))
+
+
+def test_a_model_with_half_a_block_of_inputs_anywhere_is_not_turned() -> None:
+    for part in ({"hidden_size": 96}, {"mlp_size": 96}, {"num_heads": 6}):
+        assert not turns(WeightFormat.AUTO, model(Plain((8, 8)), **part))

@@ -23,8 +23,9 @@ from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.architecture import Architecture, Weight, WeightSource
 from kvota.model.levels import LeveledWeight
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
-from kvota.model.precision import format_of, input_group, vocabulary_format
+from kvota.model.precision import format_of, input_group, int8_group, turns, vocabulary_format
 from kvota.model.rope import Rotation, rotation
+from kvota.model.turned import EMBEDDING, HEAD, LAST_NORM, TurnedSource
 from kvota.model.weights import (
     Matrix,
     WeightFormat,
@@ -45,6 +46,8 @@ def build_graph(
     depend on the length. Reads one weight at a time. Raises ModelError for a missing or misshapen
     weight and UnsupportedModel for arithmetic that kvota does not have.
     """
+    if turns(weight_format, source):
+        source = TurnedSource(source)
     return _GraphBuilder(source, weight_format, context_len).build()
 
 
@@ -86,14 +89,6 @@ class _Weights:
         return [self._find(name, (size, num_inputs)) for name, size in outputs.items()]
 
 
-def _read(weight: Weight, weight_format: WeightFormat) -> Matrix:
-    """The matrix in this format: in int4 as the file has it, where it has 16 levels there."""
-    is_kept = weight_format is WeightFormat.INT4
-    if is_kept and isinstance(weight, LeveledWeight) and weight.has_levels:
-        return encode_levels(weight.read_levels())
-    return encode(weight.read(), weight_format)
-
-
 class _GraphBuilder:
     def __init__(
         self, source: WeightSource, weight_format: WeightFormat, context_len: int | None
@@ -101,6 +96,7 @@ class _GraphBuilder:
         self._arch = source.architecture
         self._weights = _Weights(source)
         self._asked = weight_format
+        self._turned = source if isinstance(source, TurnedSource) else None
         self._formats: set[WeightFormat] = set()
         self._rotation = _rotation_of(source, context_len)
 
@@ -108,12 +104,14 @@ class _GraphBuilder:
         a = self._arch
         step = _step_inputs(self._rotation)
         caches: list[Node] = []
-        embedding = self._vocabulary("model.embed_tokens.weight")
+        embedding = self._vocabulary(EMBEDDING)
         hidden = ops.gather(embedding, step["input_ids"], ops.constant(np.int64(0)))
         for layer in range(a.num_layers):
             hidden = self._layer(layer, hidden, step, caches)
-        hidden = self._norm(hidden, "model.norm.weight")
-        head = embedding if a.tied_embeddings else self._vocabulary("lm_head.weight")
+        hidden = self._norm(hidden, LAST_NORM)
+        if self._turned is not None and a.tied_embeddings:
+            hidden = ops.matmul(hidden, ops.constant(self._turned.head_turn()), False, False)
+        head = embedding if a.tied_embeddings else self._vocabulary(HEAD)
         logits = ops.matmul(hidden, head, False, True)
         logits.output(0).set_names({"logits"})
         model = ov.Model([ops.result(logits)], [*step.parameters.values(), *caches], a.family)
@@ -122,14 +120,22 @@ class _GraphBuilder:
             a.num_layers,
             a.vocab_size,
             a.max_position,
-            input_group=input_group(self._asked),
+            input_group=input_group(self._asked, is_turned=self._turned is not None),
             weights=" and ".join(sorted(self._formats)),
         )
 
     def _vocabulary(self, name: str) -> Node:
         a = self._arch
         [weight] = self._weights.matrices({name: a.vocab_size}, a.hidden_size)
-        return matrix_node(_read(weight, vocabulary_format(self._asked)))
+        return matrix_node(self._read(weight, vocabulary_format(self._asked)))
+
+    def _read(self, weight: Weight, weight_format: WeightFormat) -> Matrix:
+        """The matrix in this format: in int4 as the file has it, where it has 16 levels there."""
+        is_kept = weight_format is WeightFormat.INT4
+        if is_kept and isinstance(weight, LeveledWeight) and weight.has_levels:
+            return encode_levels(weight.read_levels())
+        group = int8_group(is_turned=self._turned is not None)
+        return encode(weight.read(), weight_format, group)
 
     def _layer(self, layer: int, hidden: Node, step: _StepInputs, caches: list[Node]) -> Node:
         prefix = f"model.layers.{layer}."
@@ -160,7 +166,7 @@ class _GraphBuilder:
         parts = self._weights.matrices(outputs, num_inputs)
         weight_format = format_of(self._asked, parts)
         self._formats.add(weight_format)
-        y = product(x, stacked([_read(part, weight_format) for part in parts]))
+        y = product(x, stacked([self._read(part, weight_format) for part in parts]))
         if not has_bias:
             return y
         biases = {f"{name}.bias": size for name, size in sizes.items()}

@@ -53,23 +53,35 @@ on its neighbours (`batch.py`).
 
 from collections.abc import Sequence
 
-from kvota.model.architecture import Weight
-from kvota.model.levels import LeveledWeight
+from kvota.model import turned
+from kvota.model.architecture import Weight, WeightSource
+from kvota.model.levels import GROUP, LeveledWeight
 from kvota.model.weights import WeightFormat
 
-INT8_INPUT_GROUP = 32
 EXACT_INPUTS = 0
 KEPT_SIDE_MIN = 2048  # inputs, and outputs, of a matrix that `auto` leaves in 4 bits
+
+
+def turns(asked: WeightFormat, source: WeightSource) -> bool:
+    """Whether the model's hidden state is turned: where every matrix will be int8, and can be."""
+    a = source.architecture
+    if asked not in (WeightFormat.AUTO, WeightFormat.INT8) or not turned.fits(a):
+        return False
+    may_keep = asked is WeightFormat.AUTO and a.hidden_size >= KEPT_SIDE_MIN
+    return not (may_keep and any(map(_has_levels, source.weights.values())))
 
 
 def format_of(asked: WeightFormat, parts: Sequence[Weight]) -> WeightFormat:
     """How a matrix of a layer is stored whose outputs are those of `parts`, on the same inputs."""
     if asked is not WeightFormat.AUTO:
         return asked
-    has_levels = all(isinstance(part, LeveledWeight) and part.has_levels for part in parts)
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     is_large = min(num_outputs, num_inputs) >= KEPT_SIDE_MIN
-    return WeightFormat.INT4 if has_levels and is_large else WeightFormat.INT8
+    return WeightFormat.INT4 if is_large and all(map(_has_levels, parts)) else WeightFormat.INT8
+
+
+def _has_levels(weight: Weight) -> bool:
+    return isinstance(weight, LeveledWeight) and weight.has_levels
 
 
 def vocabulary_format(asked: WeightFormat) -> WeightFormat:
@@ -81,7 +93,12 @@ def vocabulary_format(asked: WeightFormat) -> WeightFormat:
     return WeightFormat.INT8 if is_compressed else asked
 
 
-def input_group(asked: WeightFormat) -> int:
+def int8_group(*, is_turned: bool) -> int:
+    """Inputs of a matrix in int8 that share a scale."""
+    return turned.BLOCK if is_turned else GROUP
+
+
+def input_group(asked: WeightFormat, *, is_turned: bool) -> int:
     """Inputs of a product that share a scale when rounded to int8; 0: they are not rounded."""
     is_exact = asked in (WeightFormat.F32, WeightFormat.F16)
-    return EXACT_INPUTS if is_exact else INT8_INPUT_GROUP
+    return EXACT_INPUTS if is_exact else int8_group(is_turned=is_turned)

@@ -1,7 +1,7 @@
 """How a weight matrix is kept in memory, and how the graph gets numbers back out of it.
 
     f32, f16   the numbers themselves
-    int8       w ≈ scale · code                      one f16 scale for 32 inputs of an output
+    int8       w ≈ scale · code                      one f16 scale for 32 inputs of an output, or 64
     int4       w ≈ scale · (code − zero) + rest      16 levels, the zero point is one of them
 
 An [n, k] matrix in groups of g is stored as codes [n, k/g, g] and scales [n, k/g, 1]. The CPU
@@ -17,6 +17,7 @@ is left, at most half a step where 0 lies among the levels, is the same for all 
 largest step of 32 neighbouring groups. Where the file's zero points are whole (Q4_0) there is none.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,12 +64,12 @@ class Matrix:
         return sum(part.nbytes for part in kept if part is not None) + beside
 
 
-def group_size(num_inputs: int) -> int:
-    """Inputs that share a scale: 32, or all of them where 32 does not divide."""
-    return GROUP if num_inputs % GROUP == 0 else num_inputs
+def group_size(num_inputs: int, wanted: int = GROUP) -> int:
+    """Inputs that share a scale: as many as wanted, or all where that does not divide them."""
+    return wanted if num_inputs % wanted == 0 else num_inputs
 
 
-def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
+def encode(values: _Floats, weight_format: WeightFormat, int8_group: int = GROUP) -> Matrix:
     """Store `values` [n, k]. `auto` is not a format of storage; resolve it first."""
     shape = (values.shape[0], values.shape[1])
     match weight_format:
@@ -77,7 +78,7 @@ def encode(values: _Floats, weight_format: WeightFormat) -> Matrix:
         case WeightFormat.F16:
             return Matrix(shape, values.astype(np.float16))
         case WeightFormat.INT8:
-            return _encode_int8(values, group_size(shape[1]))
+            return _encode_int8(values, group_size(shape[1], int8_group))
         case WeightFormat.INT4 if group_size(shape[1]) < shape[1]:
             return encode_levels(fitted(values))
         case WeightFormat.INT4:  # one scale for a whole row is too coarse for 16 levels
@@ -225,13 +226,25 @@ def _encode_int8(values: _Floats, group: int) -> Matrix:
 
 
 def _int8_scales(grouped: _Floats) -> npt.NDArray[np.float16]:
-    """For each group the better of two scales: the finest, and one that meets 16 levels."""
+    """For each group the best of some scales: the finest, and others that may meet its numbers.
+
+    A group as files have them may hold 16 levels. Where it does not, a scale up to 3 % coarser is
+    often closer by chance: of eight the best has a sixth less error than the finest.
+    """
     low, high = bounds(grouped)
-    largest: _Floats = np.maximum(-low, high)
-    finest = _rounded_up(largest / 127.0)
-    meeting = _level_scales(low, high)
-    is_closer = _squared_error(grouped, meeting) < _squared_error(grouped, finest)
-    return np.where(is_closer, meeting, finest)
+    finest = np.asarray(np.maximum(-low, high) / 127.0, np.float32)
+    is_as_in_files = grouped.shape[-1] == GROUP
+    others = [_level_scales(low, high)] if is_as_in_files else _coarser(finest)
+    best = _rounded_up(finest)
+    error = _squared_error(grouped, best)
+    for scales in others:
+        own = _squared_error(grouped, scales)
+        best, error = np.where(own < error, scales, best), np.minimum(own, error)
+    return best
+
+
+def _coarser(finest: _Floats) -> Iterator[npt.NDArray[np.float16]]:
+    return (_rounded_up(finest * np.float32(1 + step / 256)) for step in range(1, 8))
 
 
 def _level_scales(low: _Floats, high: _Floats) -> npt.NDArray[np.float16]:
