@@ -61,10 +61,10 @@ def test_groups_add_a_scale_and_a_zero_point_each() -> None:
     assert Storage(8, output_bits=32).num_bytes(matrix) == 10 * 300 + 10 * 4
 
 
-def test_kvota_keeps_8_and_a_half_bits_a_number() -> None:
+def test_kvota_keeps_8_and_a_quarter_bits_a_number() -> None:
     shape = known_model("smollm2-135m")
     small = 61 * 576  # norms, in f32
-    expected = (134_515_008 - small) * 8.5 / 8 + small * 4
+    expected = (134_515_008 - small) * 8.25 / 8 + small * 4
     assert stored_bytes(matrices_of(shape), CPU_METHODS["int8"]) == expected
 
 

@@ -192,14 +192,15 @@ def _own(
     )
 
 
-_OWN_INT8: Final = Storage(8, group=32, group_bits=16)
+_OWN_INT8: Final = Storage(8, group=64, group_bits=16)
+_OWN_INT8_BESIDE_INT4: Final = Storage(8, group=32, group_bits=16)
 # Beside a group of int4: scale 16, zero point 4, and its rest in int8 with a 32nd of a scale.
 _OWN_INT4: Final = Storage(4, group=32, group_bits=28.5)
 _CPU: Final = (
     _own("f32", "exact", _F32, 3),
     _own("f16", "16 bit", _F16, 2),
     _own("int8", "8 bit", _OWN_INT8, 0),
-    _own("int4", "4 bit", _OWN_INT4, 1, _OWN_INT8),
+    _own("int4", "4 bit", _OWN_INT4, 1, _OWN_INT8_BESIDE_INT4),
 )
 
 GPU_METHODS: Final[Mapping[str, Method]] = MappingProxyType({one.name: one for one in _GPU})
