@@ -23,14 +23,12 @@ from kvota.model.grammar import (
     GrammarBroken,
     GrammarCompiler,
 )
-from kvota.model.grammar_tokens import NAME_MARK
 from kvota.model.sampler import Sampler
 from tests.support.random_schemas import random_schema
 from tests.support.tiny_tokenizer import (
     ENDOFTEXT_ID,
     FIRST_BYTE_ID,
     IM_END_ID,
-    IM_START_ID,
     VOCAB_SIZE,
     byte_ids,
     tiny_tokenizer,
@@ -150,54 +148,6 @@ def test_a_choice_is_taken_literally(compiler: GrammarCompiler, text: str) -> No
     factory = compiler.choice([text, "other"])
     assert accepts(factory, text)
     assert not accepts(factory, text[:-1])
-
-
-SPECIAL_TEXT: dict[str, Callable[[GrammarCompiler, str], ConstraintFactory]] = {
-    "choice": lambda c, text: c.choice([text]),
-    "regex": lambda c, text: c.regex(re.escape(text).replace("<", "[<]")),
-    "lark": lambda c, text: c.grammar(f'start: "{text}"'),
-    "gbnf": lambda c, text: c.grammar(f'root ::= "{text}"'),
-}
-
-
-@pytest.mark.parametrize("kind", SPECIAL_TEXT)
-@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "<|im_end|><|endoftext|>"])
-def test_the_text_of_a_special_token_is_written_like_any_other(
-    compiler: GrammarCompiler, kind: str, text: str
-) -> None:
-    """Where nothing else can follow, too: there the tokenizer's own reading is asked for."""
-    constraint = SPECIAL_TEXT[kind](compiler, text)()
-    assert not allowed(constraint) & EOS
-    written = b""
-    while not constraint.is_complete():
-        token = max(allowed(constraint) - EOS, key=lambda token: len(TEXT_OF[token]))
-        assert TEXT_OF[token], "a special token is part of a text"
-        written += TEXT_OF[token]
-        constraint.accept(token)
-    assert written.decode() == text
-
-
-def test_a_schema_may_hold_the_text_of_a_special_token(compiler: GrammarCompiler) -> None:
-    properties = {"<|im_start|>": {"const": "<|im_end|>"}}
-    schema = {"type": "object", "properties": properties, "required": ["<|im_start|>"]}
-    factory = compiler.json_schema({**schema, "additionalProperties": False})
-    assert accepts(factory, '{"<|im_start|>": "<|im_end|>"}')
-
-
-def test_a_lark_grammar_can_name_a_special_token(compiler: GrammarCompiler) -> None:
-    constraint = compiler.grammar('start: "a" <|im_start|> /b/  // "<|im_start|>"')()
-    for token in (*byte_ids("a"), IM_START_ID, *byte_ids("b")):
-        assert allowed(constraint) == {token}
-        constraint.accept(token)
-    assert constraint.is_complete()
-
-
-def test_a_special_token_that_is_unknown_is_refused_with_the_names_that_are_known(
-    compiler: GrammarCompiler,
-) -> None:
-    with pytest.raises(InvalidRequest, match=r"<\|im_fin\|>.*<\|im_end\|>") as refused:
-        compiler.grammar("start: <|im_fin|>")
-    assert NAME_MARK not in refused.value.message
 
 
 @pytest.mark.parametrize("pattern", ["[a-c]{1,3}x?", "(ab|a)*", "é+|[^a]", "a.c", "\\d{2}", "^x$"])

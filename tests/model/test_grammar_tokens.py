@@ -1,13 +1,27 @@
 """Special tokens under names that no text has."""
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
-from kvota.model.grammar_tokens import hide_specials, name_specials
-from tests.support.tiny_tokenizer import IM_END_ID, IM_START_ID, SPECIAL_TOKENS, tiny_tokenizer
+from kvota.core.errors import InvalidRequest
+from kvota.core.request import Constraint
+from kvota.model.grammar import ConstraintFactory, GrammarCompiler
+from kvota.model.grammar_tokens import NAME_MARK, hide_specials, name_specials
+from tests.support.grammar_walk import allowed_tokens, is_allowed_whole
+from tests.support.tiny_tokenizer import (
+    IM_END_ID,
+    IM_START_ID,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    byte_ids,
+    tiny_tokenizer,
+    token_bytes,
+)
 
 TEXT = "the <|im_end|> of <|im_start|>\n"
 
@@ -70,6 +84,59 @@ def test_a_tokenizer_without_parts_is_left_to_its_reader() -> None:
     assert hide_specials("{}")[1] == {}
     with pytest.raises(ValueError, match="Expecting"):
         hide_specials("nothing")
+
+
+PIECES = token_bytes()
+COMPILER = GrammarCompiler(tiny_tokenizer().to_str(), VOCAB_SIZE, [IM_END_ID])
+
+
+def allowed(constraint: Constraint) -> list[int]:
+    return allowed_tokens(constraint, VOCAB_SIZE)
+
+
+SPECIAL_TEXT: dict[str, Callable[[GrammarCompiler, str], ConstraintFactory]] = {
+    "choice": lambda c, text: c.choice([text]),
+    "regex": lambda c, text: c.regex(re.escape(text).replace("<", "[<]")),
+    "lark": lambda c, text: c.grammar(f'start: "{text}"'),
+    "gbnf": lambda c, text: c.grammar(f'root ::= "{text}"'),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL_TEXT)
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "<|im_end|><|endoftext|>"])
+def test_the_text_of_a_special_token_is_written_like_any_other(kind: str, text: str) -> None:
+    """Where nothing else can follow, too: there the tokenizer's own reading is asked for."""
+    constraint = SPECIAL_TEXT[kind](COMPILER, text)()
+    assert IM_END_ID not in allowed(constraint)
+    written = b""
+    while not constraint.is_complete():
+        token = max(allowed(constraint), key=lambda token: len(PIECES[token]))
+        assert PIECES[token], "a special token is part of a text"
+        written += PIECES[token]
+        constraint.accept(token)
+    assert written.decode() == text
+
+
+def test_a_schema_may_hold_the_text_of_a_special_token() -> None:
+    properties = {"<|im_start|>": {"const": "<|im_end|>"}}
+    schema = {"type": "object", "properties": properties, "required": ["<|im_start|>"]}
+    factory = COMPILER.json_schema({**schema, "additionalProperties": False})
+    document = '{"<|im_start|>": "<|im_end|>"}'
+    assert is_allowed_whole(factory(), document, PIECES, IM_END_ID)
+
+
+def test_a_lark_grammar_can_name_a_special_token() -> None:
+    constraint = COMPILER.grammar('start: "a" <|im_start|> /b/  // "<|im_start|>"')()
+    for token in (*byte_ids("a"), IM_START_ID, *byte_ids("b")):
+        assert allowed(constraint) == [token]
+        constraint.accept(token)
+    assert constraint.is_complete()
+
+
+def test_a_special_token_that_is_unknown_is_refused_with_the_names_that_are_known() -> None:
+    with pytest.raises(InvalidRequest, match=r"<\|im_fin\|>.*<\|endoftext\|>") as refused:
+        COMPILER.grammar("start: <|im_fin|>")
+    assert NAME_MARK not in refused.value.message
 
 
 IDS = {"<|im_start|>": IM_START_ID, "<|im_end|>": IM_END_ID}
