@@ -22,7 +22,7 @@ ASKED = st.none() | st.integers(0, 100)
 def test_what_fits_is_granted_and_nothing_else(
     num_prompt: int, asked: int | None, minimum: int | None, default: int | None
 ) -> None:
-    fits = 0 < num_prompt and num_prompt + (1 if asked is None else asked) <= 64
+    fits = num_prompt > 0 and num_prompt + (1 if asked is None else asked) <= 64
     limit = asked if asked is not None else min(64 - num_prompt, default or 64)
     if fits and (minimum or 0) <= limit:
         assert BUDGET.granted(num_prompt, asked, minimum, default) == limit
