@@ -81,7 +81,25 @@ def test_the_fastest_is_that_of_a_token_that_came() -> None:
     times.came(100, 1.0, 0.0)
     times.came(100, 0.5, 0.0)
     times.was_cut(100, 0.1, 0.0)
-    assert times.fastest_s(200) == pytest.approx(1.0)
+    assert times.fastest_s(100) == pytest.approx(0.5)
+
+
+def test_what_a_step_costs_is_not_counted_with_every_token_of_a_longer_prompt() -> None:
+    """One word took a step: that says nothing of what 2,000 take, and nobody may be refused."""
+    times = FirstTokens()
+    times.came(1, 0.06, 0.0)
+    assert times.fastest_s(2_000) == pytest.approx(0.06)
+    times.came(400, 0.46, 0.0)
+    assert times.fastest_s(400) == pytest.approx(0.46)
+    assert 2.0 < times.fastest_s(2_000) < 2.3  # 0.059 for the step and 1 ms a token
+
+
+def test_the_longest_prompt_that_counts_is_one_that_is_remembered() -> None:
+    times = FirstTokens()
+    times.came(2_000, 10.0, 0.0)
+    for _ in range(300):
+        times.came(1, 0.06, 0.0)
+    assert times.fastest_s(2_000) < 60.0
 
 
 # --- the quantile of censored values, against what is known by hand
@@ -114,7 +132,7 @@ def test_the_best_speed_is_that_of_the_last_ones_remembered(
         (times.was_cut if is_cut else times.came)(tokens, float(seconds), 0.0)
         last = seen[max(number - 128, 0) : number]
         speeds = [took_s / max(read, 1) for read, took_s, cut in last if not cut]
-        assert times.fastest_s(7) == min(speeds, default=0.0) * 7
+        assert times.fastest_s(1) == min(speeds, default=0.0)
 
 
 def test_weights_count_like_repetitions() -> None:

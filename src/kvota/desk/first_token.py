@@ -98,7 +98,8 @@ class FirstTokens:
         self._fastest: float | None = inf  # seconds per token; None: to be worked out again
         self._num_since = 0  # observations since these two were taken from `_seen` alone:
         self._slowest_s = 0.0  # no remembered one took longer,
-        self._fewest = inf  # or had fewer tokens
+        self._fewest = inf  # or had fewer tokens,
+        self._most = 0  # and none that came had more
 
     def came(self, tokens: int, seconds: float, now: float) -> None:
         """A first token came after `seconds`."""
@@ -139,11 +140,18 @@ class FirstTokens:
         return self.bound_s(tokens) <= limit_s
 
     def fastest_s(self, tokens: int) -> float:
-        """At the best speed of those remembered; 0 while nothing is known."""
+        """At the best speed of those remembered; 0 while nothing is known.
+
+        A speed has in it what every step costs, so for a prompt that is longer than them it would
+        count that again and again: there the line is heard, too.
+        """
         if self._fastest is None:
             speeds = [one.seconds / one.tokens for one in self._seen if not one.is_cut]
             self._fastest = min(speeds, default=inf)
-        return self._fastest * tokens if self._fastest < inf else 0.0
+        if self._fastest == inf:
+            return 0.0
+        at_best_s = self._fastest * tokens
+        return at_best_s if tokens <= self._most else min(at_best_s, self._line.at(tokens))
 
     def _grow_old(self, now: float) -> None:
         """What was seen before an observation that is made now."""
@@ -162,6 +170,8 @@ class FirstTokens:
         self._spread = None
         if self._fastest is not None and not is_cut:
             self._fastest = min(self._fastest, seconds / tokens)
+        if tokens > self._most and not is_cut:
+            self._most = tokens
         if seconds > self._slowest_s:
             self._slowest_s = seconds
         if tokens < self._fewest:
@@ -171,6 +181,7 @@ class FirstTokens:
             self._num_since = 0
             self._slowest_s = max(one.seconds for one in self._seen)
             self._fewest = min(one.tokens for one in self._seen)
+            self._most = max((one.tokens for one in self._seen if not one.is_cut), default=0)
 
     def _measure_spread(self) -> float:
         if len(self._seen) < _NUM_ENOUGH:
