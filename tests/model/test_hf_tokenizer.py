@@ -68,6 +68,36 @@ def test_every_id_that_ends_a_turn_is_collected(
     assert read_hf_tokenizer(folder).eos_ids == expected
 
 
+@pytest.mark.parametrize("prefix", ["x", "../x", "a" * 60])
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_merges_that_lack_the_prefix_of_their_model_are_refused(
+    folder: Path, prefix: str, is_paired: bool
+) -> None:
+    """The tokenizer library would end the process, or raise what no `except` is for."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    model = content["model"]
+    pairs = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
+    model["merges"] = pairs if is_paired else [" ".join(pair) for pair in pairs]
+    model["continuing_subword_prefix"] = prefix
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: its continuing_subword_prefix is"):
+        read_hf_tokenizer(folder)
+
+
+def test_merges_that_have_the_prefix_of_their_model_are_read(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"] |= {
+        "continuing_subword_prefix": "##",
+        "vocab": {"a": 0, "##b": 1, "ab": 2, "<|im_start|>": 3, "<|im_end|>": 4},
+        "merges": [["a", "##b"]],
+    }
+    content["added_tokens"] = []
+    path.write_text(json.dumps(content))
+    assert read_hf_tokenizer(folder).core.token_to_id("ab") == 2
+
+
 def test_a_missing_tokenizer_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):

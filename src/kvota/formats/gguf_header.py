@@ -197,7 +197,7 @@ class _Cursor:
         end = self._at + num_bytes
         if end > len(self._buffer):
             raise ModelError(
-                f"{self._path}: the file ends inside {self._reading}: it is truncated "
+                f"{self._path}: the file ends inside {self._reading}: it is truncated or damaged "
                 f"({len(self._buffer)} bytes). Fetch it again."
             )
         taken = self._buffer[self._at : end]

@@ -8,6 +8,8 @@ chat_template.jinja        newer exports keep the template here, and further one
 generation_config.json     every id that ends a turn; config.json where it is missing
 """
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from kvota.model.tokenizer_parts import TokenizerParts
 # others tokenizer.json alone decides.
 _FRAMED_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 _MORE_TEMPLATES = "additional_chat_templates"
+_PREFIXED = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _ID_END = 2**32  # the tokenizer library takes no higher id
 _ID_MAX = 2**22  # sixteen times the largest vocabulary there is; every id up to it takes a place
 
@@ -88,6 +91,7 @@ def _load_core(path: Path) -> tokenizers.Tokenizer:
             f"{path} is missing. kvota needs the fast tokenizer: save it beside the model "
             "with AutoTokenizer.from_pretrained(…).save_pretrained(…)."
         )
+    _check_merges(path)
     try:
         core = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception, for bad files only
@@ -96,6 +100,30 @@ def _load_core(path: Path) -> tokenizers.Tokenizer:
     core.no_truncation()  # a training-time limit may be stored; ours is max_model_len
     core.no_padding()
     return core
+
+
+def _check_merges(path: Path) -> None:
+    """Refuse merges that lack the prefix of their model: the library cuts it off unseen.
+
+    Inside a character, or beyond a token's end, that ends the process.
+    """
+    try:
+        text = path.read_bytes()
+        model = json.loads(text)["model"] if _PREFIXED.search(text) else {}
+        prefix, merges = model["continuing_subword_prefix"], model["merges"]
+        rights = [
+            merge.partition(" ")[2] if isinstance(merge, str) else merge[1] for merge in merges
+        ]
+        is_sound = all(right.startswith(prefix) for right in rights)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return  # no merges, no prefix, or something that the library has words for
+    if not is_sound:
+        raise ModelError(
+            f"{path}: its continuing_subword_prefix is {prefix[:100]!r}, but not all of its merges "
+            "have it. Fetch it again."
+        )
 
 
 def _check_ids(core: tokenizers.Tokenizer, path: Path) -> None:
