@@ -300,6 +300,10 @@ def test_what_cannot_run_is_refused_with_what_can(
         ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv is .* one value"),
         ({"llama.attention.head_count_kv": 3}, "4 heads cannot share 3"),
         ({"llama.block_count": 10**9}, "num_layers is 1000000000"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 1e308},
+            "max_position is 4611686018427387904",
+        ),
         ({"llama.rope.freq_base": -1.0}, "freq_base is -1.0; it must be a number above 0"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon is missing"),
         (
@@ -313,6 +317,16 @@ def test_a_key_that_makes_no_sense_is_named(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         _described(tmp_path, "llama", keys)
+
+
+@pytest.mark.parametrize("family", ["smollm3", "qwen2"])
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(
+    tmp_path: Path, family: str
+) -> None:
+    keys = {f"{family}.block_count": 2**60, f"{family}.attention.sliding_window": 24}
+    keys[f"{family}.attention.sliding_window_pattern"] = 2
+    with pytest.raises(ModelError, match="num_layers is 1152921504606846976"):
+        _described(tmp_path, family, keys)
 
 
 def test_head_size_is_derived_when_the_file_does_not_state_it(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def test_unknown_rope_is_refused_and_never_read_as_plain(
             },
             "7 rope factors for 8",
         ),
+        ({"rope_type": "yarn", "factor": 1e308}, "max_position is 4611686018427387904"),
         ("linear", "rope_scaling is 'linear'"),
     ],
 )
@@ -306,6 +307,12 @@ def test_an_unknown_layer_type_is_refused() -> None:
 def test_a_key_that_makes_no_sense_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize("family", ["smollm3", "qwen2"])
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(family: str) -> None:
+    with pytest.raises(ModelError, match=r"num_layers is 1152921504606846976; it must lie between"):
+        read(family, num_hidden_layers=2**60, no_rope_layers=None, use_sliding_window=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from kvota.core.errors import ModelError
 
-_WHOLE_MAX: Final = 2**63 - 1  # JSON bounds no number; what is computed from one must stay small
+_WHOLE_MAX: Final = (
+    2**1000
+)  # JSON bounds no number, and what no float holds cannot be computed with
 
 
 class Settings:
@@ -32,7 +34,9 @@ class Settings:
         return self._prefix + name in self._values
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """An integer of 64 bits. A list, one entry a layer, is accepted when all are the same."""
+        """An integer that a float can hold. A list, one entry a layer, is accepted when all entries
+        are the same.
+        """
         value = self.get(name)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]

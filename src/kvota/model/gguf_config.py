@@ -11,7 +11,8 @@ from typing import Any
 from kvota.core.errors import ModelError
 from kvota.formats.settings import Settings
 from kvota.model.architecture import Architecture, Rope, RopeKind
-from kvota.model.inventory import check_sizes, unsupported
+from kvota.model.inventory import check_num_layers, check_sizes, unsupported
+from kvota.model.rope_config import stretched
 
 # ggml's architecture name to ours. Mistral's models come as "llama" or, since 2025, "mistral3".
 FAMILIES: Mapping[str, str] = {
@@ -67,6 +68,7 @@ def architecture_of(
     rope = _rope(keys, family, head_size, rope_factors)
     window = keys.whole("attention.sliding_window", 0) or None
     num_layers = keys.whole("block_count")
+    check_num_layers(num_layers, origin)
     first = "model.layers.0."
     architecture = Architecture(
         family=family,
@@ -143,7 +145,7 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
 def _max_position(keys: Settings, rope: Rope) -> int:
     """The stated context, or what yarn stretches the original one to."""
     if rope.kind is RopeKind.YARN and rope.original_max_position is not None:
-        return int(rope.factor * rope.original_max_position)
+        return stretched(rope)
     return keys.whole("context_length")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from kvota.core.errors import ModelError
 from kvota.formats.settings import Settings
 from kvota.model.architecture import Architecture
-from kvota.model.inventory import check_sizes, unsupported
+from kvota.model.inventory import check_num_layers, check_sizes, unsupported
 from kvota.model.rope_config import DEFAULT_THETA, max_position_of, rope_of
 
 FAMILIES: Mapping[str, str] = {
@@ -57,6 +57,7 @@ def architecture_of(values: Mapping[str, Any], origin: str) -> Architecture:
     family = _family(config)
     _check_supported(config)
     num_heads, num_layers = config.whole("num_attention_heads"), config.whole("num_hidden_layers")
+    check_num_layers(num_layers, origin)
     head_size = _head_size(config, family, num_heads)
     is_smollm3 = family == "smollm3"
     rope = rope_of(config, head_size, theta=_SMOLLM3_THETA if is_smollm3 else DEFAULT_THETA)

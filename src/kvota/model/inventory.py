@@ -25,7 +25,6 @@ _LAYERS_MAX = 4096
 # The largest number of F16, in which models are kept and computed; int8's scales end beyond it.
 _WEIGHT_MAX: Final = 65504.0
 _SIZES = (
-    "num_layers",
     "hidden_size",
     "num_heads",
     "num_kv_heads",
@@ -101,11 +100,9 @@ def check_sizes(architecture: Architecture, origin: str) -> None:
     Raises ModelError naming the size.
     """
     a = architecture
+    check_num_layers(a.num_layers, origin)
     for name in _SIZES:
-        size = getattr(a, name)
-        bound = _LAYERS_MAX if name == "num_layers" else _SIZE_MAX
-        if not 1 <= size <= bound:
-            raise ModelError(f"{origin}: {name} is {size}; it must lie between 1 and {bound}.")
+        _check_size(name, getattr(a, name), _SIZE_MAX, origin)
     if a.num_heads % a.num_kv_heads:
         raise ModelError(
             f"{origin}: {a.num_heads} heads cannot share {a.num_kv_heads} KV heads evenly."
@@ -117,6 +114,16 @@ def check_sizes(architecture: Architecture, origin: str) -> None:
             "it must be an even number within the head."
         )
     _check_factors(a, rotary // 2, origin)
+
+
+def check_num_layers(num_layers: int, origin: str) -> None:
+    """For whoever makes lists of the layers: before it does. Raises ModelError."""
+    _check_size("num_layers", num_layers, _LAYERS_MAX, origin)
+
+
+def _check_size(name: str, size: int, bound: int, origin: str) -> None:
+    if not 1 <= size <= bound:
+        raise ModelError(f"{origin}: {name} is {size}; it must lie between 1 and {bound}.")
 
 
 def _check_factors(a: Architecture, num_pairs: int, origin: str) -> None:

@@ -60,8 +60,13 @@ def max_position_of(config: Settings, rope: Rope) -> int:
     llama3, longrope and linear state the final length themselves.
     """
     if rope.kind in _IMPLIES_ORIGINAL and rope.original_max_position is not None:
-        return int(rope.factor * rope.original_max_position)
+        return stretched(rope)
     return config.whole("max_position_embeddings")
+
+
+def stretched(rope: Rope) -> int:
+    """`factor` times the original length; no more than what `check_sizes` refuses."""
+    return int(min(rope.factor * (rope.original_max_position or 1), 2.0**62))
 
 
 def _table(config: Settings) -> Settings:
