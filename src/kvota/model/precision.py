@@ -3,13 +3,17 @@
 f32 and f16 weights are multiplied in f32, and give the tokens that Hugging Face gives in f32.
 OpenVINO's own default, bf16 where the CPU has it, would not.
 
-int8 keeps weights in groups of 32 with one scale each, chosen so that the 16 levels of a 4-bit file
-are met (`weights.py`). Where the CPU has int8 dot products (VNNI), the inputs of a product are
-rounded to int8 as well, in groups of 32 per token; elsewhere the plugin multiplies the codes in
-f32. SmolLM2-135M (from Q4_1) on an AVX-512 VNNI machine: milliseconds of CPU of one thread, the
-least of several alternating runs, for a step of 1, 4, 16 and 64 sequences with 100 tokens each and
-for a prompt of 64 tokens, four of them in a pass; mean KL divergence from f32 weights in nats on
-the 720 tokens of `bench/text.txt` and on 600 of a technical text:
+int8 keeps weights in groups with one scale each. Where the CPU has int8 dot products (VNNI), the
+inputs of a product are rounded to int8 as well, in groups of as many per token; elsewhere the
+plugin multiplies the codes in f32. A group of 64 costs less time than two of 32, but more quality,
+unless the hidden state is turned before (`turned.py`). So where all matrices become int8, they are
+turned and in groups of 64. Beside int4, whose groups are 32, they are not, and scales of 32 are
+chosen so that the 16 levels of a 4-bit file are met (`weights.py`).
+
+First without turning: SmolLM2-135M (from Q4_1) on an AVX-512 VNNI machine, milliseconds of CPU of
+one thread, the least of several alternating runs, for a step of 1, 4, 16 and 64 sequences with 100
+tokens each and for a prompt of 64 tokens, four of them in a pass; mean KL divergence from f32
+weights in nats on the 720 tokens of `bench/text.txt` and on 600 of a technical text:
 
     weights           inputs           1     4    16    64  prompt   KL shipped, technical
     f32               exact         27.6  28.7  57.0   202     133   0
@@ -17,12 +21,16 @@ the 720 tokens of `bench/text.txt` and on 600 of a technical text:
     int8 groups of 64 exact         15.9  19.2  71.8   217     144   0.0019  0.0023
     int8 groups of 32 exact         17.0  20.1  72.0   213     145   0.0002  0.0003
     int8 groups of 64 int8 by 64    12.8  13.9  31.3    99      58   0.0076  0.0100
-    int8 groups of 32 int8 by 32    12.6  15.6  33.3   109      65   0.0034  0.0046  ← auto
+    int8 groups of 32 int8 by 32    12.6  15.6  33.3   109      65   0.0034  0.0046  ← beside int4
     int8 groups of 32 int8 by 16    13.0  14.9  38.1   144      84   0.0020  0.0024
     f16               bf16          22.0  17.1  36.2   118      71   0.0007  0.0007
 
 With the finest scale for every group instead, int8 by 32 has 0.0046 and 0.0053. f16 in bf16 is
 closer, but nearly twice as slow for one sequence, and twice as large.
+
+Turned, and by 64, as `auto` has it: 0.0040 on the shipped text, and faster than by 32 without
+turning by 7, 5, 4 and 10 % for 1, 4, 16 and 64 sequences and by 14 % for 512 tokens of prompts
+(two processes by turns, 20 times; medians of the pairs' ratios).
 
 int4 has the file's own numbers where the file is in 4 bits, and is as close: 0.0034 on the shipped
 text. Without the rest that `weights.py` keeps, with whole zero points only, it is 0.33; fractional
