@@ -15,7 +15,7 @@ CPU, as kvota's own engine holds weights (OpenVINO 2026.4.1, AVX-512): the plugi
 matrix and packs it again for its kernels. Of resident memory:
 
     weights        bytes a parameter times parameters, by storage and by what a matrix is for
-    each layer     0.9 MB: its nodes and kernels; in int4, with twice the products, twice that
+    each layer     1 MB: its nodes and kernels; in int4, with twice the products, 2.2 MB
     fixed          48 MB, and 1,000 bytes a vocabulary entry: tokenizer and grammar
 
 Fitted to loads of Llamas of 2 to 30 layers, hidden sizes 512 to 2048 and MLPs of 1536 to 8192 in
@@ -44,7 +44,7 @@ _GRAPH_PER_LAYER_PARALLEL: Final = 38 * _MIB
 _SAMPLER_BYTES: Final = 18
 
 _HELD_FIXED: Final = 48 * 10**6
-_HELD_PER_LAYER: Final = 9 * 10**5
+_HELD_PER_LAYER: Final = 10**6
 _HELD_PER_TOKEN: Final = 1000
 
 
@@ -62,8 +62,8 @@ _HELD: Final[Mapping[str, _Held]] = MappingProxyType(
     {
         "f32": _Held(8.0, 8.48, 4.03),
         "f16": _Held(10.02, 10.55, 2.0),
-        "int8": _Held(2.33, 2.84, 1.16),
-        "int4": _Held(1.40, 2.85, 1.15, beside_layer=2 * _HELD_PER_LAYER),
+        "int8": _Held(2.28, 2.45, 1.13),
+        "int4": _Held(1.455, 2.85, 1.15, beside_layer=22 * 10**5),
     }
 )
 # Of `kvota node` without a model. A gateway's child is 30 MB smaller: it knows no other commands.
