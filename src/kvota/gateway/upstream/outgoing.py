@@ -52,12 +52,12 @@ def outgoing_body(
             fields.pop(name, None)
     _put(fields, {"model": model, **also})
     fields.pop("stream_options", None)
-    is_streamed, is_read_whole = is_streamable(fields), _is_absent(fields, "stream")
-    fields["stream"] = _TRUE if is_streamed else _FALSE
+    is_streamed = is_streamable(fields)
     if is_streamed and traits.has_stream_usage:
-        fields["stream_options"] = _RUNNING_USAGE if traits.has_running_usage else _USAGE
-        if is_read_whole and kind is BackendKind.KVOTA:
-            fields["stream_options"] = _USAGE_OF_WHOLE
+        usage = _RUNNING_USAGE if traits.has_running_usage else _USAGE
+        is_read_whole = kind is BackendKind.KVOTA and _is_absent(fields, "stream")
+        fields["stream_options"] = _USAGE_OF_WHOLE if is_read_whole else usage
+    fields["stream"] = _TRUE if is_streamed else _FALSE
     return msgspec.json.encode(fields)
 
 
@@ -69,7 +69,8 @@ def renamed_body(body: bytes, *, model: str) -> bytes:
 
 
 def is_streamable(fields: Mapping[str, msgspec.Raw]) -> bool:
-    return all(_is_absent(fields, name) for name in _WHOLE_ONLY)
+    asked = [name for name in _WHOLE_ONLY if name in fields]
+    return all(_is_absent(fields, name) for name in asked)
 
 
 def _is_absent(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
