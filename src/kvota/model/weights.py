@@ -229,7 +229,7 @@ def _int8_scales(grouped: _Floats) -> npt.NDArray[np.float16]:
     """For each group the best of some scales: the finest, and others that may meet its numbers.
 
     A group as files have them may hold 16 levels. Where it does not, a scale up to 3 % coarser is
-    often closer by chance: of eight the best has a sixth less error than the finest.
+    often closer by chance: of eight the best has a tenth less error than the finest.
     """
     low, high = bounds(grouped)
     finest = np.asarray(np.maximum(-low, high) / 127.0, np.float32)
