@@ -12,7 +12,7 @@ from kvota.model.precision import (
     KEPT_SIDE_MIN,
     format_of,
     input_group,
-    turns,
+    turned_block,
     vocabulary_format,
 )
 from kvota.model.weights import WeightFormat
@@ -80,14 +80,10 @@ def test_a_vocabulary_is_never_in_4_bits() -> None:
 
 
 def test_inputs_are_rounded_where_weights_are_codes() -> None:
-    for is_turned, group in ((False, 32), (True, 64)):
-        exact = {
-            asked: input_group(asked, is_turned=is_turned)
-            for asked in WeightFormat
-            if asked in (WeightFormat.F32, WeightFormat.F16)
-        }
-        assert set(exact.values()) == {0}
-        assert input_group(WeightFormat.INT8, is_turned=is_turned) == group
+    for turned_by, group in ((None, 32), (96, 96)):
+        exact = {input_group(asked, turned_by) for asked in (WeightFormat.F32, WeightFormat.F16)}
+        assert exact == {0}
+        assert input_group(WeightFormat.INT8, turned_by) == group
 
 
 @dataclass
@@ -100,21 +96,21 @@ class Model:
 
 
 def model(weight: Stored | Plain, **changes: int) -> Model:
-    sizes = {"hidden_size": 128, "mlp_size": 256} | changes
+    sizes = {"hidden_size": 128, "num_heads": 8, "mlp_size": 256} | changes
     return Model(tiny_architecture("llama", **sizes), {"a": weight})
 
 
 def test_a_model_is_turned_where_all_of_it_will_be_int8() -> None:
     small, large = Stored((256, 128)), Stored((LARGE, LARGE))
     auto, int8 = WeightFormat.AUTO, WeightFormat.INT8
-    assert turns(auto, model(small))
-    assert not turns(auto, model(large, hidden_size=LARGE))
-    assert turns(auto, model(Plain((LARGE, LARGE)), hidden_size=LARGE))
-    assert turns(int8, model(large, hidden_size=LARGE))
+    assert turned_block(auto, model(small)) == 128
+    assert turned_block(auto, model(large, hidden_size=LARGE)) is None
+    assert turned_block(auto, model(Plain((LARGE, LARGE)), hidden_size=LARGE)) == 128
+    assert turned_block(int8, model(large, hidden_size=LARGE)) == 128
     for asked in (WeightFormat.F32, WeightFormat.F16, WeightFormat.INT4):
-        assert not turns(asked, model(small))
+        assert turned_block(asked, model(small)) is None
 
 
 def test_a_model_with_half_a_block_of_inputs_anywhere_is_not_turned() -> None:
     for part in ({"hidden_size": 96}, {"mlp_size": 96}, {"num_heads": 6}):
-        assert not turns(WeightFormat.AUTO, model(Plain((8, 8)), **part))
+        assert turned_block(WeightFormat.AUTO, model(Plain((8, 8)), **part)) is None

@@ -23,9 +23,16 @@ from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.architecture import Architecture, Weight, WeightSource
 from kvota.model.levels import LeveledWeight
 from kvota.model.paged import KEY_CACHE, VALUE_CACHE, PagedModel
-from kvota.model.precision import format_of, input_group, int8_group, turns, vocabulary_format
+from kvota.model.precision import (
+    format_of,
+    input_group,
+    int8_group,
+    turned_block,
+    vocabulary_format,
+)
 from kvota.model.rope import Rotation, rotation
-from kvota.model.turned import EMBEDDING, HEAD, LAST_NORM, TurnedSource
+from kvota.model.sinks import encode_steered
+from kvota.model.turned import EMBEDDING, HEAD, LAST_NORM, VALUES, TurnedSource
 from kvota.model.weights import (
     Matrix,
     WeightFormat,
@@ -46,8 +53,9 @@ def build_graph(
     depend on the length. Reads one weight at a time. Raises ModelError for a missing or misshapen
     weight and UnsupportedModel for arithmetic that kvota does not have.
     """
-    if turns(weight_format, source):
-        source = TurnedSource(source)
+    block = turned_block(weight_format, source)
+    if block is not None:
+        source = TurnedSource(source, block)
     return _GraphBuilder(source, weight_format, context_len).build()
 
 
@@ -97,6 +105,8 @@ class _GraphBuilder:
         self._weights = _Weights(source)
         self._asked = weight_format
         self._turned = source if isinstance(source, TurnedSource) else None
+        self._block = None if self._turned is None else self._turned.block
+        self._first_inputs = iter(()) if self._turned is None else self._turned.first_inputs()
         self._formats: set[WeightFormat] = set()
         self._rotation = _rotation_of(source, context_len)
 
@@ -120,7 +130,7 @@ class _GraphBuilder:
             a.num_layers,
             a.vocab_size,
             a.max_position,
-            input_group=input_group(self._asked, is_turned=self._turned is not None),
+            input_group=input_group(self._asked, self._block),
             weights=" and ".join(sorted(self._formats)),
         )
 
@@ -134,7 +144,10 @@ class _GraphBuilder:
         is_kept = weight_format is WeightFormat.INT4
         if is_kept and isinstance(weight, LeveledWeight) and weight.has_levels:
             return encode_levels(weight.read_levels())
-        group = int8_group(is_turned=self._turned is not None)
+        group = int8_group(self._block)
+        is_steered = self._turned is not None and weight_format is WeightFormat.INT8
+        if is_steered and weight.name.endswith(VALUES):
+            return encode_steered(weight.read(), group, next(self._first_inputs))
         return encode(weight.read(), weight_format, group)
 
     def _layer(self, layer: int, hidden: Node, step: _StepInputs, caches: list[Node]) -> Node:

@@ -5,10 +5,11 @@ OpenVINO's own default, bf16 where the CPU has it, would not.
 
 int8 keeps weights in groups with one scale each. Where the CPU has int8 dot products (VNNI), the
 inputs of a product are rounded to int8 as well, in groups of as many per token; elsewhere the
-plugin multiplies the codes in f32. A group of 64 costs less time than two of 32, but more quality,
-unless the hidden state is turned before (`turned.py`). So where all matrices become int8, they are
-turned and in groups of 64. Beside int4, whose groups are 32, they are not, and scales of 32 are
-chosen so that the 16 levels of a 4-bit file are met (`weights.py`).
+plugin multiplies the codes in f32. A large group costs less time than several small ones, but more
+quality, unless the hidden state is turned before (`turned.py`). So where all matrices become int8,
+they are turned and in groups of 64 to 128, the most that divides all their inputs. Beside int4,
+whose groups are 32, they are not, and scales of 32 are chosen so that the 16 levels of a 4-bit file
+are met (`weights.py`).
 
 First without turning: SmolLM2-135M (from Q4_1) on an AVX-512 VNNI machine, milliseconds of CPU of
 one thread, the least of several alternating runs, for a step of 1, 4, 16 and 64 sequences with 100
@@ -28,9 +29,14 @@ weights in nats on the 720 tokens of `bench/text.txt` and on 600 of a technical 
 With the finest scale for every group instead, int8 by 32 has 0.0046 and 0.0053. f16 in bf16 is
 closer, but nearly twice as slow for one sequence, and twice as large.
 
-Turned, and by 64, as `auto` has it: 0.0040 on the shipped text, and faster than by 32 without
-turning by 7, 5, 4 and 10 % for 1, 4, 16 and 64 sequences and by 14 % for 512 tokens of prompts
-(two processes by turns, 20 times; medians of the pairs' ratios).
+Turned, mean KL on the shipped text by the size of groups, with and without what `sinks.py` does to
+values; 64 was faster than 32 without turning by 7, 5, 4 and 10 % for 1, 4, 16 and 64 sequences and
+by 14 % for 512 tokens of prompts, and 96 than 64 by 2, 2, 3, 5 and 7 % (two processes by turns,
+medians of the pairs' ratios):
+
+    groups of             64       96      192
+    as they come      0.0044   0.0055   0.0067
+    values steered    0.0038   0.0046   0.0062       ← auto: 96
 
 int4 has the file's own numbers where the file is in 4 bits, and is as close: 0.0034 on the shipped
 text. Without the rest that `weights.py` keeps, with whole zero points only, it is 0.33; fractional
@@ -61,22 +67,23 @@ on its neighbours (`batch.py`).
 
 from collections.abc import Sequence
 
-from kvota.model import turned
 from kvota.model.architecture import Weight, WeightSource
 from kvota.model.levels import GROUP, LeveledWeight
+from kvota.model.turned import block_of
 from kvota.model.weights import WeightFormat
 
 EXACT_INPUTS = 0
 KEPT_SIDE_MIN = 2048  # inputs, and outputs, of a matrix that `auto` leaves in 4 bits
 
 
-def turns(asked: WeightFormat, source: WeightSource) -> bool:
-    """Whether the model's hidden state is turned: where every matrix will be int8, and can be."""
+def turned_block(asked: WeightFormat, source: WeightSource) -> int | None:
+    """By what blocks the model is turned: where every matrix will be int8, and has whole ones."""
     a = source.architecture
-    if asked not in (WeightFormat.AUTO, WeightFormat.INT8) or not turned.fits(a):
-        return False
+    if asked not in (WeightFormat.AUTO, WeightFormat.INT8):
+        return None
     may_keep = asked is WeightFormat.AUTO and a.hidden_size >= KEPT_SIDE_MIN
-    return not (may_keep and any(map(_has_levels, source.weights.values())))
+    is_kept = may_keep and any(map(_has_levels, source.weights.values()))
+    return None if is_kept else block_of(a)
 
 
 def format_of(asked: WeightFormat, parts: Sequence[Weight]) -> WeightFormat:
@@ -101,12 +108,12 @@ def vocabulary_format(asked: WeightFormat) -> WeightFormat:
     return WeightFormat.INT8 if is_compressed else asked
 
 
-def int8_group(*, is_turned: bool) -> int:
-    """Inputs of a matrix in int8 that share a scale."""
-    return turned.BLOCK if is_turned else GROUP
+def int8_group(turned_by: int | None) -> int:
+    """Inputs of a matrix in int8 that share a scale, by the blocks that its model is turned by."""
+    return GROUP if turned_by is None else turned_by
 
 
-def input_group(asked: WeightFormat, *, is_turned: bool) -> int:
+def input_group(asked: WeightFormat, turned_by: int | None) -> int:
     """Inputs of a product that share a scale when rounded to int8; 0: they are not rounded."""
     is_exact = asked in (WeightFormat.F32, WeightFormat.F16)
-    return EXACT_INPUTS if is_exact else int8_group(is_turned=is_turned)
+    return EXACT_INPUTS if is_exact else int8_group(turned_by)

@@ -192,7 +192,7 @@ def _own(
     )
 
 
-_OWN_INT8: Final = Storage(8, group=64, group_bits=16)
+_OWN_INT8: Final = Storage(8, group=96, group_bits=16)  # 64 to 128, by the model's sizes
 _OWN_INT8_BESIDE_INT4: Final = Storage(8, group=32, group_bits=16)
 # Beside a group of int4: scale 16, zero point 4, and its rest in int8 with a 32nd of a scale.
 _OWN_INT4: Final = Storage(4, group=32, group_bits=28.5)
