@@ -70,6 +70,20 @@ async def complete_together(port: int, bodies: Sequence[bytes]) -> list[Answer]:
     return list(await asyncio.gather(*(complete(port, body) for body in bodies)))
 
 
+async def complete_in_turn(port: int, bodies: Sequence[bytes], num_clients: int) -> list[Answer]:
+    """So many clients, each sending the next request as soon as its last answer is whole.
+
+    The answers are in no order. Raises BenchFailed if any is not whole.
+    """
+    left = iter(bodies)
+
+    async def client() -> list[Answer]:
+        return [await complete(port, body) for body in left]
+
+    of_clients = await asyncio.gather(*(client() for _ in range(num_clients)))
+    return [answer for answers in of_clients for answer in answers]
+
+
 async def complete_one_by_one(port: int, bodies: Sequence[bytes]) -> list[Answer]:
     return [await complete(port, body) for body in bodies]
 

@@ -1,53 +1,58 @@
-"""The yardstick: openvino-genai's continuous batching in a process of its own.
+"""openvino-genai's continuous batching on command: what it can do with no HTTP around it.
 
-Runs in an environment of its own (requirements/bench.lock) and imports nothing of kvota. Loads the
-model once; then for each line on stdin, `{"prompts": [[id, …], …], "num_tokens": n}`, adds all
-prompts, steps until all are done, and prints `{"num_tokens": …, "seconds": …}`.
-
-    python bench/genai_loop.py MODEL.gguf THREADS KV_CACHE_GB
+For each line on stdin, `{"prompts": [[id, …], …], "num_tokens": n, "at_once": k}`, generates after
+all prompts, `k` of them at any time, and prints `{"num_tokens": …, "seconds": …}`.
 """
 
 import json
 import sys
 import time
-from typing import Any
-
-import numpy as np
-import openvino
-import openvino_genai as genai
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 
-def main(model: str, threads: int, cache_gb: int) -> None:
-    scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = cache_gb
-    scheduler.max_num_batched_tokens = 512
-    scheduler.max_num_seqs = 256
-    scheduler.dynamic_split_fuse = True
-    scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
+class Generation(Protocol):
+    """What becomes of one prompt."""
+
+    @property
+    def is_over(self) -> bool:
+        """No step adds to it any more."""
+
+    def new_tokens(self) -> Sequence[int]:
+        """Those since the last call."""
+
+
+class Pipeline(Protocol):
+    def add(self, prompt: Sequence[int], num_tokens: int) -> Generation:
+        """Take part in every step from the next on."""
+
+    def step(self) -> None:
+        """One token more for all whose prompts had room so far. Holds Python's lock."""
+
+
+def obey(pipeline: Pipeline) -> None:
+    """Work off the lines of stdin until it is closed."""
     print(json.dumps({"ready": True}), flush=True)
-    for number, line in enumerate(sys.stdin):
-        print(json.dumps(run(pipeline, json.loads(line), number)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(pipeline, **json.loads(line))), flush=True)
 
 
-def run(pipeline: Any, work: dict[str, Any], number: int) -> dict[str, float]:
-    """Generate for all prompts of `work` together."""
-    settings = genai.GenerationConfig()
-    settings.max_new_tokens = work["num_tokens"]
-    settings.ignore_eos = True
-    settings.do_sample = False
-    start = time.perf_counter()
-    handles = []
-    for index, prompt in enumerate(work["prompts"]):
-        ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
-        handles.append(pipeline.add_request(number * 100_000 + index, ids, settings))
-    while pipeline.has_non_finished_requests():
+def run(
+    pipeline: Pipeline, prompts: Sequence[Sequence[int]], num_tokens: int, at_once: int
+) -> dict[str, Any]:
+    """A prompt takes the place of another as soon as that is over."""
+    begun: list[Generation] = []
+    running: list[Generation] = []
+    left = iter(prompts)
+    start_s = time.perf_counter()
+    while True:
+        new = [pipeline.add(p, num_tokens) for p in islice(left, at_once - len(running))]
+        begun += new
+        running += new
+        if not running:
+            break
         pipeline.step()
-    seconds = time.perf_counter() - start
-    outputs = [output for handle in handles for output in handle.read_all()]
-    return {"num_tokens": sum(len(o.generated_ids) for o in outputs), "seconds": seconds}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        running = [generation for generation in running if not generation.is_over]
+    seconds = time.perf_counter() - start_s
+    return {"num_tokens": sum(len(g.new_tokens()) for g in begun), "seconds": seconds}

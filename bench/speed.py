@@ -5,8 +5,9 @@
     python -m bench.speed --rows speed,quality   only these
 
 kvota is measured over HTTP with client, server and engine on the same cores; openvino-genai in
-its own process without HTTP. Rounds alternate between the two and the table shows medians of the
-rounds' ratios, because a shared machine changes its speed by more than the two differ.
+its own process without HTTP, and behind a thin HTTP server, which is like for like. Every client
+sends one request after another. Rounds alternate between all and the table shows medians of the
+rounds' ratios, because a shared machine changes its speed by more than they differ.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.bookkeeping import bookkeeping
-from bench.genai_process import genai_process
+from bench.genai_process import genai_over_http, genai_process
 from bench.latency import lone_request, repeated_prefix
 from bench.loaded import load
 from bench.machine import machine, sentence, usable_threads
@@ -82,33 +83,42 @@ def speed(bench: Bench) -> None:
         bench.server() as server,
         bench.server(guesses=False) as unguessed,
         genai_process(bench.genai_python, bench.model, bench.threads) as genai,
+        genai_over_http(bench.genai_python, bench.model, bench.threads) as over_http,
         _progress(bench) as tick,
     ):
-        contestants = Contestants(server, unguessed, genai)
+        contestants = Contestants(server, unguessed, genai, over_http)
         compare(contestants, bench.workload.short(), 1, 1)  # warms all up
         rates = [
             compare(contestants, bench.workload, number, bench.rounds_of(number), tick)
             for number in bench.concurrency
         ]
     bench.results["speed"] = [
-        dataclasses.asdict(r) | {"ratio": r.ratio, "ratio_unguessed": r.ratio_unguessed}
+        dataclasses.asdict(r)
+        | {
+            "ratio": r.ratio,
+            "ratio_unguessed": r.ratio_unguessed,
+            "ratio_over_http": r.ratio_over_http,
+        }
         for r in rates
     ]
     bench.console.print(table(rates), highlight=False, soft_wrap=True)
 
 
 def table(rates: list[Rates]) -> str:
-    """A Markdown table, one line per number of sequences."""
+    """A Markdown table, one line per number of clients."""
     lines = [
-        "| at once | kvota tokens/s | without speculation | openvino-genai | ratio | without "
-        "speculation | kvota TTFT | per token |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| at once | kvota tokens/s | without speculation | openvino-genai in process | "
+        "openvino-genai over HTTP | ratio to in process | without speculation | "
+        "ratio to over HTTP | kvota TTFT | per token |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for r in rates:
-        ours, plain, theirs = map(statistics.median, (r.kvota, r.unguessed, r.genai))
+        rounds = (r.kvota, r.unguessed, r.genai, r.genai_over_http)
+        per_s = " | ".join(f"{statistics.median(values):.0f}" for values in rounds)
+        ratios = f"{r.ratio:.2f} | {r.ratio_unguessed:.2f} | {r.ratio_over_http:.2f}"
         lines.append(
-            f"| {r.concurrency} | {ours:.0f} | {plain:.0f} | {theirs:.0f} | {r.ratio:.2f} | "
-            f"{r.ratio_unguessed:.2f} | {r.first_token_ms:.0f} ms | {r.per_token_ms:.0f} ms |"
+            f"| {r.concurrency} | {per_s} | {ratios} | "
+            f"{r.first_token_ms:.0f} ms | {r.per_token_ms:.0f} ms |"
         )
     return "\n".join(lines)
 
@@ -167,7 +177,8 @@ def _progress(bench: Bench) -> Iterator[Callable[[], None]]:
     """A bar over all measurements of the speed table; calling what it yields moves it on."""
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=bench.console, transient=True) as progress:
-        task = progress.add_task("", total=3 * sum(map(bench.rounds_of, bench.concurrency)))
+        rounds = sum(map(bench.rounds_of, bench.concurrency))
+        task = progress.add_task("", total=rounds * len(dataclasses.fields(Contestants)))
         yield lambda: progress.advance(task)
 
 
@@ -209,7 +220,11 @@ def _from_arguments() -> tuple[Bench, list[str]]:
         genai_python=given.genai_python,
         rounds=1 if given.quick else given.rounds,
         concurrency=concurrency,
-        workload=Workload(vocab_size, 16 if given.quick else given.tokens),
+        workload=(
+            Workload(vocab_size, 16, requests_each=1)
+            if given.quick
+            else Workload(vocab_size, given.tokens)
+        ),
         is_quick=given.quick,
         console=Console(),
     )

@@ -1,13 +1,18 @@
-"""Output tokens per second: kvota over HTTP against openvino-genai in process, and itself."""
+"""Output tokens per second: kvota over HTTP against openvino-genai in both ways, and itself.
+
+"N at once" is what load testers mean by it: N clients, each sending one request after another
+(`aiperf --concurrency`, `vllm bench serve --max-concurrency`).
+"""
 
 import asyncio
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.client import (
     Answer,
     BenchFailed,
+    complete_in_turn,
     complete_one_by_one,
     complete_together,
     completion_body,
@@ -17,16 +22,19 @@ from bench.server_process import RunningServer
 from bench.workload import prompts
 
 PROMPT_TOKENS = 64
+# The fewest with which requests begin while others run, as under any lasting load.
+REQUESTS_EACH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """One number of sequences at once; a value per round, in tokens per second."""
+    """One number of clients at once; a value per round, in tokens per second."""
 
     concurrency: int
     kvota: Sequence[float]
     unguessed: Sequence[float]  # kvota without speculation
-    genai: Sequence[float]
+    genai: Sequence[float]  # in process
+    genai_over_http: Sequence[float]
     first_token_ms: float  # kvota's median
     per_token_ms: float  # kvota's median
 
@@ -37,6 +45,10 @@ class Rates:
     @property
     def ratio_unguessed(self) -> float:
         return _median_ratio(self.unguessed, self.genai)
+
+    @property
+    def ratio_over_http(self) -> float:
+        return _median_ratio(self.kvota, self.genai_over_http)
 
 
 def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -71,22 +83,25 @@ class Workload:
 
     vocab_size: int
     num_tokens: int = 128
+    requests_each: int = REQUESTS_EACH  # of every client
 
     def short(self) -> "Workload":
         """A few tokens, to warm up with."""
-        return Workload(self.vocab_size, 8)
+        return replace(self, num_tokens=8)
 
-    def prompts(self, concurrency: int, seed: object) -> list[Sequence[int]]:
-        return prompts(concurrency, PROMPT_TOKENS, self.vocab_size, (self.num_tokens, seed))
+    def prompts(self, num_prompts: int, seed: object) -> list[Sequence[int]]:
+        return prompts(num_prompts, PROMPT_TOKENS, self.vocab_size, (self.num_tokens, seed))
 
 
 @dataclass(frozen=True, slots=True)
 class Contestants:
-    """The same model three times: as kvota serves it, without speculation, and the yardstick."""
+    """The same model four times: as kvota serves it, without speculation, and the yardstick in
+    process and, as kvota is measured, over HTTP."""
 
     kvota: RunningServer
     unguessed: RunningServer
     genai: GenaiProcess
+    genai_over_http: RunningServer
 
 
 def compare(
@@ -96,40 +111,46 @@ def compare(
     rounds: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Rates:
-    """Measure all three `rounds` times, each going first in its turn. New prompts every round,
-    the same for both of kvota's."""
-    ours: list[float] = []
-    unguessed: list[float] = []
-    theirs: list[float] = []
+    """Measure all four `rounds` times, the next of them going first in every round. New prompts
+    every round, the same for both of kvota's and for both of openvino-genai's."""
     answers: list[Answer] = []
 
-    def measure_kvota(number: int) -> None:
-        latest = measured(contestants.kvota, number)
+    def kvota(number: int) -> float:
+        latest = answered(contestants.kvota, "kvota", number)
         answers.extend(latest)
-        ours.append(tokens_per_s(latest))
+        return tokens_per_s(latest)
 
-    def measure_unguessed(number: int) -> None:
-        unguessed.append(tokens_per_s(measured(contestants.unguessed, number)))
+    def unguessed(number: int) -> float:
+        return tokens_per_s(answered(contestants.unguessed, "kvota", number))
 
-    def measured(server: RunningServer, number: int) -> list[Answer]:
-        seed = ("kvota", concurrency, number)
-        return _together(server, workload, workload.prompts(concurrency, seed))
+    def genai(number: int) -> float:
+        own = new_prompts("genai", number)
+        return contestants.genai.tokens_per_s(own, workload.num_tokens, concurrency)
 
-    def measure_genai(number: int) -> None:
-        own = workload.prompts(concurrency, ("genai", concurrency, number))
-        theirs.append(contestants.genai.tokens_per_s(own, workload.num_tokens))
+    def genai_over_http(number: int) -> float:
+        return tokens_per_s(answered(contestants.genai_over_http, "genai", number))
 
-    measures = [measure_kvota, measure_genai, measure_unguessed]
+    def answered(server: RunningServer, whose: str, number: int) -> list[Answer]:
+        bodies = _bodies(server, workload, new_prompts(whose, number))
+        return _whole(asyncio.run(complete_in_turn(server.port, bodies, concurrency)), workload)
+
+    def new_prompts(whose: str, number: int) -> list[Sequence[int]]:
+        num_prompts = concurrency * workload.requests_each
+        return workload.prompts(num_prompts, (whose, concurrency, number))
+
+    measures = (kvota, genai, unguessed, genai_over_http)
+    found: dict[Callable[[int], float], list[float]] = {measure: [] for measure in measures}
     for number in range(rounds):
         first = number % len(measures)
         for measure in measures[first:] + measures[:first]:
-            measure(number)
+            found[measure].append(measure(number))
             tick()
     return Rates(
         concurrency,
-        ours,
-        unguessed,
-        theirs,
+        found[kvota],
+        found[unguessed],
+        found[genai],
+        found[genai_over_http],
         first_token_ms=1000 * statistics.median(a.first_token_s for a in answers),
         per_token_ms=1000 * statistics.median(a.per_token_s for a in answers),
     )
@@ -139,9 +160,10 @@ def batching(
     server: RunningServer, workload: Workload, num_requests: int, *, guesses: bool
 ) -> Batching:
     """The same number of requests one after the other and all at once, with new prompts."""
-    alone = [_body(server, workload, p) for p in workload.prompts(num_requests, "one by one")]
+    alone = _bodies(server, workload, workload.prompts(num_requests, "one by one"))
     one_by_one = _whole(asyncio.run(complete_one_by_one(server.port, alone)), workload)
-    together = _together(server, workload, workload.prompts(num_requests, "together"))
+    at_once = _bodies(server, workload, workload.prompts(num_requests, "together"))
+    together = _whole(asyncio.run(complete_together(server.port, at_once)), workload)
     return Batching(num_requests, tokens_per_s(one_by_one), tokens_per_s(together), guesses)
 
 
@@ -151,15 +173,10 @@ def tokens_per_s(answers: Sequence[Answer]) -> float:
     return sum(a.num_tokens for a in answers) / seconds
 
 
-def _together(
+def _bodies(
     server: RunningServer, workload: Workload, own_prompts: Sequence[Sequence[int]]
-) -> list[Answer]:
-    bodies = [_body(server, workload, prompt) for prompt in own_prompts]
-    return _whole(asyncio.run(complete_together(server.port, bodies)), workload)
-
-
-def _body(server: RunningServer, workload: Workload, prompt: Sequence[int]) -> bytes:
-    return completion_body(server.model, prompt, workload.num_tokens)
+) -> list[bytes]:
+    return [completion_body(server.model, prompt, workload.num_tokens) for prompt in own_prompts]
 
 
 def _whole(answers: list[Answer], workload: Workload) -> list[Answer]:

@@ -16,6 +16,7 @@ from bench.client import (
     Dechunker,
     ask,
     complete,
+    complete_in_turn,
     complete_together,
     completion_body,
 )
@@ -94,6 +95,31 @@ async def test_an_answer_has_its_tokens_from_the_usage(size: int) -> None:
 async def test_anything_else_than_a_whole_stream_is_an_error(wire: bytes, message: str) -> None:
     with pytest.raises(BenchFailed, match=message):
         await answered([wire])
+
+
+async def test_a_client_asks_again_once_its_answer_is_whole() -> None:
+    open_now = 0
+    most_open = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_now, most_open
+        await reader.readuntil(b"\r\n\r\n")
+        open_now += 1
+        most_open = max(most_open, open_now)
+        await asyncio.sleep(0.01)
+        open_now -= 1
+        writer.write(HEAD + chunked(EVENTS))
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        bodies = [completion_body("m", [1, 2], 3)] * 7
+        answers = await complete_in_turn(server.sockets[0].getsockname()[1], bodies, 3)
+    assert (len(answers), most_open) == (7, 3)
+    ends = sorted(answer.last_s for answer in answers)
+    later = sorted(answer.sent_s for answer in answers)[3:]
+    assert all(sent > end for sent, end in zip(later, ends, strict=False))
 
 
 async def test_a_refused_connection_is_an_error() -> None:

@@ -43,9 +43,17 @@ def test_a_ratio_is_taken_round_by_round() -> None:
         kvota=[100, 50, 90],
         unguessed=[50, 25, 30],
         genai=[50, 25, 60],
+        genai_over_http=[40, 20, 45],
         first_token_ms=9,
         per_token_ms=2,
     )
     assert rates.ratio == 2.0
     assert rates.ratio_unguessed == 1.0
-    assert table([rates]).splitlines()[-1] == "| 4 | 90 | 30 | 50 | 2.00 | 1.00 | 9 ms | 2 ms |"
+    assert rates.ratio_over_http == 2.5
+
+
+def test_the_table_has_a_value_under_every_heading() -> None:
+    rates = Rates(4, [90], [30], [60], [45], first_token_ms=9, per_token_ms=2)
+    head, rule, line = table([rates]).splitlines()
+    assert head.count("|") == rule.count("|") == line.count("|")
+    assert line == "| 4 | 90 | 30 | 60 | 45 | 1.50 | 0.50 | 2.00 | 9 ms | 2 ms |"

@@ -154,21 +154,43 @@ def chunk_end(chunk: Chunk) -> int:
     return chunk.start + len(chunk.token_ids) + len(chunk.speculated)
 
 
-def test_nothing_is_guessed_while_a_prompt_is_read_or_someone_waits() -> None:
+def test_nothing_is_guessed_while_someone_waits() -> None:
     loop = looping(max_num_batched_tokens=8, max_running_requests=2)
     loop.add(new_request("first", [5, 5, 5, 5], 60))
     while not loop.plans or not speculated(loop)[-1]:
         assert loop.step() is not None
     loop.add(new_request("second", list(range(40)), 40))
     loop.add(new_request("third", [5, 5, 5], 1))
-    waits = True
-    while waits:
+    loop.step()
+    assert loop.scheduler.num_waiting
+    while loop.scheduler.num_waiting:
+        assert speculated(loop)[-1] == 0
         assert loop.step() is not None
-        reads = any(len(chunk.token_ids) > 1 for chunk in loop.plans[-1].chunks)
-        waits = loop.scheduler.num_waiting > 0
-        if reads or waits:
-            assert speculated(loop)[-1] == 0
     loop.run()
+
+
+@pytest.mark.parametrize("room", [16, 32, 64])
+def test_guesses_have_what_prompts_leave_of_a_step(room: int) -> None:
+    """A prompt is read in the same steps with them and without."""
+    read: dict[int, list[int]] = {}
+    guessed = 0
+    for most in (0, 5):
+        loop = looping(max_num_batched_tokens=room, speculative_tokens=most)
+        for seed in range(4):
+            loop.add(new_request(str(seed), [5, 5, 5, 5], 300, seed=seed))
+        for _ in range(20):
+            assert loop.step() is not None
+        begun = len(loop.plans)
+        loop.add(new_request("long", list(range(100)), 2))
+        while loop.scheduler.group("long") is not None:
+            assert loop.step() is not None
+        plans = loop.plans[begun:]
+        reads = [c for plan in plans for c in plan.chunks if len(c.token_ids) > 1]
+        read[most] = [len(chunk.token_ids) for chunk in reads]
+        guessed = sum(sum(len(c.speculated) for c in plan.chunks) for plan in plans)
+    assert read[0] == read[5]
+    assert sum(read[0]) >= 99
+    assert guessed > 0
 
 
 def test_guesses_keep_to_the_budget_of_a_step() -> None:

@@ -7,10 +7,10 @@
 There is no prefill phase and no decode phase: each running sequence has tokens whose KV is not
 there yet, and a step computes some of them. `plan` fills one step under a token budget:
 
-1. every running decode, one token each, in order of rank (in turns when they exceed the budget),
-   and what may follow it, if the step is of no use to anyone else (`speculation.py`);
+1. every running decode, one token each, in order of rank (in turns when they exceed the budget);
 2. chunks of prompts in progress, oldest first, long ones within their share (`long_share.py`);
-3. new sequences from the heads of the line (`line.py`), as long as their KV fits.
+3. new sequences from the heads of the line (`line.py`), as long as their KV fits;
+4. unless someone still waits, what may follow the decodes' tokens (`speculation.py`).
 
 All blocks of what is known of a sequence are taken when it is admitted, so only growth by decoding
 can run out of memory; then somebody is preempted (`preemption.py`).
@@ -71,8 +71,6 @@ class _Draft:
     copies: list[BlockCopy] = field(default_factory=list)
     is_short_of_memory: bool = False
     num_decodes: int = 0
-    num_guesses_max: int = 0  # that this step has room for
-    chance_min: float = 1.0  # that a guess is right
     left_out: list[Sequence] = field(default_factory=list)  # long prompts, for short ones
 
 
@@ -251,15 +249,14 @@ class Scheduler:
             self._admit(draft, now)
         if draft.left_out:
             self._settle_left_out(draft, now, admits=admits and not is_tight)
+        if self._limits.speculative_tokens and not self.num_waiting:
+            self._speculate(draft)
         return draft
 
     def _plan_decodes(self, draft: _Draft, decodes: list[Sequence], *, has_prompts: bool) -> None:
         most = draft.budget.decodes_max(has_prompts=has_prompts)
         if len(decodes) > most:
             decodes = self._in_turns(decodes, most)
-        if self._limits.speculative_tokens and not has_prompts and not self.num_waiting:
-            draft.num_guesses_max = draft.budget.left - len(decodes)
-            draft.chance_min = chance_needed(len(decodes))
         chunks = draft.chunks
         for sequence in decodes:
             table = sequence.table
@@ -280,24 +277,9 @@ class Scheduler:
             chunk = Chunk(
                 sequence.id, (tokens[-1],), table.num_computed, table.blocks, sequence.draws
             )
-            if draft.num_guesses_max and (guesses := self._guesses(draft, sequence, table)):
-                chunk = replace(chunk, speculated=guesses)
-                draft.budget.left -= len(guesses)
             chunks.append(chunk)
         draft.num_decodes = len(chunks)
         draft.budget.left -= len(chunks)
-
-    def _guesses(self, draft: _Draft, sequence: Sequence, table: BlockTable) -> tuple[int, ...]:
-        """What may follow the sequence's tokens, within the blocks that it holds anyway."""
-        if sequence.draws[0].constraint is not None:
-            return ()  # a grammar learns of tokens one by one, when they have been drawn
-        tokens = sequence.tokens
-        num_slots = len(table.blocks) * self._cache.block_size - len(tokens)
-        num_to_come = sequence.group.request.max_tokens - sequence.num_output - 1
-        limits = (self._limits.speculative_tokens, num_slots, num_to_come, draft.num_guesses_max)
-        guesses = sequence.lookup.guesses(tokens, most=min(limits), chance_min=draft.chance_min)
-        draft.num_guesses_max -= len(guesses)
-        return guesses
 
     def _in_turns(self, decodes: list[Sequence], most: int) -> list[Sequence]:
         """`most` of them, beginning where the last such step ended; the first in rank first."""
@@ -386,6 +368,28 @@ class Scheduler:
                 self._plan_prompt(draft, sequence)
             else:
                 return
+
+    def _speculate(self, draft: _Draft) -> None:
+        """Add to decodes what may follow, as far as the step has room when all else is planned."""
+        chance_min = chance_needed(draft.num_decodes)
+        for place, chunk in enumerate(draft.chunks[: draft.num_decodes]):
+            sequence = self.sequence(chunk.sequence_id)
+            assert sequence is not None, "nobody planned has left"
+            most = min(self._limits.speculative_tokens, draft.budget.left)
+            guesses = self._guesses(sequence, most, chance_min)
+            if guesses:
+                draft.chunks[place] = replace(chunk, speculated=guesses)
+                draft.budget.left -= len(guesses)
+
+    def _guesses(self, sequence: Sequence, most: int, chance_min: float) -> tuple[int, ...]:
+        """What may follow the sequence's tokens, within the blocks that it holds anyway."""
+        table = sequence.table
+        if table is None or sequence.draws[0].constraint is not None:
+            return ()  # a grammar learns of tokens one by one, when they have been drawn
+        num_slots = len(table.blocks) * self._cache.block_size - len(sequence.tokens)
+        num_to_come = sequence.group.request.max_tokens - sequence.num_output - 1
+        most = min(most, num_slots, num_to_come)
+        return sequence.lookup.guesses(sequence.tokens, most=most, chance_min=chance_min)
 
     def _has_room(self, draft: _Draft, sequence: Sequence) -> bool:
         """True when this step could compute something of it, were it admitted."""
