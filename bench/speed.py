@@ -1,6 +1,6 @@
 """The speed tables of README, measured in one run on one machine.
 
-    make bench                                   everything, about ten minutes
+    make bench                                   everything, about 25 minutes
     python -m bench.speed --quick                every row once with little work: does it run?
     python -m bench.speed --rows speed,quality   only these
 
@@ -67,10 +67,6 @@ class Bench:
         with kvota_server(self.model, self.threads, flags) as server:
             yield server
 
-    def rounds_of(self, concurrency: int) -> int:
-        """More where one is short and hangs on what a few prompts lead to."""
-        return self.rounds * (3 if concurrency <= 4 and not self.is_quick else 1)
-
     def keep(self, row: str, *found: Any) -> None:
         """Print each finding's line, and keep its numbers for the results file."""
         self.results[row] = [dataclasses.asdict(finding) for finding in found]
@@ -89,7 +85,7 @@ def speed(bench: Bench) -> None:
         contestants = Contestants(server, unguessed, genai, over_http)
         compare(contestants, bench.workload.short(), 1, 1)  # warms all up
         rates = [
-            compare(contestants, bench.workload, number, bench.rounds_of(number), tick)
+            compare(contestants, bench.workload, number, bench.rounds, tick)
             for number in bench.concurrency
         ]
     bench.results["speed"] = [
@@ -177,8 +173,8 @@ def _progress(bench: Bench) -> Iterator[Callable[[], None]]:
     """A bar over all measurements of the speed table; calling what it yields moves it on."""
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=bench.console, transient=True) as progress:
-        rounds = sum(map(bench.rounds_of, bench.concurrency))
-        task = progress.add_task("", total=rounds * len(dataclasses.fields(Contestants)))
+        measures = bench.rounds * len(dataclasses.fields(Contestants))
+        task = progress.add_task("", total=measures * len(bench.concurrency))
         yield lambda: progress.advance(task)
 
 
@@ -221,7 +217,7 @@ def _from_arguments() -> tuple[Bench, list[str]]:
         rounds=1 if given.quick else given.rounds,
         concurrency=concurrency,
         workload=(
-            Workload(vocab_size, 16, requests_each=1)
+            Workload(vocab_size, 16, requests_wanted=0)
             if given.quick
             else Workload(vocab_size, given.tokens)
         ),

@@ -22,8 +22,8 @@ from bench.server_process import RunningServer
 from bench.workload import prompts
 
 PROMPT_TOKENS = 64
-# The fewest with which requests begin while others run, as under any lasting load.
-REQUESTS_EACH = 2
+REQUESTS_WANTED = 96  # in all; with few of each client, those that end last run alone for long
+EACH_MIN, EACH_MAX = 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,16 @@ class Workload:
 
     vocab_size: int
     num_tokens: int = 128
-    requests_each: int = REQUESTS_EACH  # of every client
+    requests_wanted: int = REQUESTS_WANTED
 
     def short(self) -> "Workload":
         """A few tokens, to warm up with."""
         return replace(self, num_tokens=8)
+
+    def num_requests(self, num_clients: int) -> int:
+        """Of all clients: at least so many each that some begin while others run."""
+        wanted = min(self.requests_wanted, EACH_MAX * num_clients)
+        return max(wanted, EACH_MIN * num_clients)
 
     def prompts(self, num_prompts: int, seed: object) -> list[Sequence[int]]:
         return prompts(num_prompts, PROMPT_TOKENS, self.vocab_size, (self.num_tokens, seed))
@@ -135,7 +140,7 @@ def compare(
         return _whole(asyncio.run(complete_in_turn(server.port, bodies, concurrency)), workload)
 
     def new_prompts(whose: str, number: int) -> list[Sequence[int]]:
-        num_prompts = concurrency * workload.requests_each
+        num_prompts = workload.num_requests(concurrency)
         return workload.prompts(num_prompts, (whose, concurrency, number))
 
     measures = (kvota, genai, unguessed, genai_over_http)

@@ -28,7 +28,7 @@ from kvota.model.batch import Batch, ChunkRows, Paging, batch, passes
 
 _Logits = npt.NDArray[np.float32]
 
-PROMPT_LOGITS_BYTES_MAX = 64 * 1024 * 1024  # of the rows that a pass computes for prompt logprobs
+PROMPT_LOGITS_BYTES_MAX = 32 * 1024 * 1024  # of the rows that a pass computes for prompt logprobs
 
 
 class TokenSampler(Protocol):
