@@ -29,6 +29,7 @@ _Floats = npt.NDArray[np.float32]
 NUM_FIRST: Final = 16  # contexts; what matters is common to all
 _MOVES_MAX: Final = 64  # of codes of one output
 _CODE_MAX: Final = 127
+_quietly = np.errstate(over="ignore", invalid="ignore")  # weights beyond f32 are told of elsewhere
 
 
 def first_inputs(source: WeightSource) -> Iterator[_Floats]:
@@ -45,6 +46,7 @@ def first_inputs(source: WeightSource) -> Iterator[_Floats]:
         hidden = _after(_Layer(source, f"model.layers.{layer}."), hidden, normed)
 
 
+@_quietly
 def encode_steered(values: _Floats, group: int, inputs: _Floats) -> Matrix:
     """`values` [n, k] in int8, with the outputs for the mean of `inputs` [m, k] what they were."""
     matrix = encode(values, WeightFormat.INT8, group)
@@ -111,6 +113,7 @@ class _Layer:
         return y + self.vector(f"{name}.bias") if has_bias else y
 
 
+@_quietly
 def _after(layer: _Layer, hidden: _Floats, normed: _Floats) -> _Floats:
     """The hidden state behind a layer, of contexts of one token: its own value is all there is."""
     a = layer.architecture

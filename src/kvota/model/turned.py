@@ -124,16 +124,10 @@ def _head_block(a: Architecture) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _TurnedWeight:
-    """A matrix [n, k] whose inputs are turned by blocks of `inputs`, outputs by `outputs`.
-
-    A vector has outputs only.
-    """
+class _Changed:
+    """A weight that will be read as another."""
 
     weight: Weight
-    inputs: int | None = None
-    outputs: int | None = None
-    gain: "_Once | None" = None
 
     @property
     def name(self) -> str:
@@ -146,6 +140,18 @@ class _TurnedWeight:
     @property
     def stored_as(self) -> str:
         return self.weight.stored_as
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnedWeight(_Changed):
+    """A matrix [n, k] whose inputs are turned by blocks of `inputs`, outputs by `outputs`.
+
+    A vector has outputs only.
+    """
+
+    inputs: int | None = None
+    outputs: int | None = None
+    gain: "_Once | None" = None
 
     def read(self) -> _Floats:
         values = self.weight.read()
@@ -159,22 +165,8 @@ class _TurnedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class _NoGain:
+class _NoGain(_Changed):
     """A norm whose gain has moved elsewhere."""
-
-    weight: Weight
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def stored_as(self) -> str:
-        return self.weight.stored_as
 
     def read(self) -> _Floats:
         return np.ones(self.shape, np.float32)
