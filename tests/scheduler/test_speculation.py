@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvota.core.errors import ConfigError
 from kvota.core.plan import Chunk
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.scheduler.speculation import FIXED_ROWS, PromptLookup, chance_needed
+from kvota.scheduler.speculation import FIXED_ROWS, LookupRecord, PromptLookup, chance_needed
 from tests.support.kv_executor import repeating_token
 from tests.support.step_loop import StepLoop, new_request, only
 
@@ -40,40 +40,77 @@ def speculated(loop: StepLoop) -> list[int]:
     return [sum(len(chunk.speculated) for chunk in plan.chunks) for plan in loop.plans]
 
 
+def guessed(
+    tokens: list[int], *, most: int = 5, chance_min: float = ANY, record: LookupRecord | None = None
+) -> tuple[int, ...]:
+    """After a prompt of all of `tokens`."""
+    lookup = PromptLookup(len(tokens))
+    return lookup.guesses(tokens, record or LookupRecord(), most=most, chance_min=chance_min)
+
+
 # --- what is guessed ---------------------------------------------------------------------------
 
 
 def test_what_followed_the_last_two_tokens_before_is_the_guess() -> None:
-    tokens = [1, 2, 3, 4, 5, 9, 1, 2]
-    assert PromptLookup(8).guesses(tokens, most=3, chance_min=ANY) == (3, 4, 5)
+    assert guessed([1, 2, 3, 4, 5, 9, 1, 2], most=3) == (3, 4, 5)
 
 
-def test_the_latest_place_counts() -> None:
-    tokens = [1, 2, 3, 1, 2, 4, 1, 2]
-    assert PromptLookup(8).guesses(tokens, most=1, chance_min=ANY) == (4,)
+def test_of_a_prompt_the_latest_place_counts() -> None:
+    assert guessed([1, 2, 3, 1, 2, 4, 1, 2], most=1) == (4,)
+
+
+def test_where_the_last_guess_was_right_the_next_is_found_too() -> None:
+    """1 2 was followed by 8 last, but 5 5 1 2, as here, by 7."""
+    prompt = [5, 5, 1, 2, 7, 9, 1, 2, 8, 4, 5, 5]
+    lookup, record = PromptLookup(len(prompt)), LookupRecord()
+    assert lookup.guesses(prompt, record, most=2, chance_min=ANY) == (1, 2)
+    assert lookup.guesses([*prompt, 1, 2], record, most=1, chance_min=ANY) == (7,)
 
 
 def test_a_loop_goes_on_beyond_what_was_said() -> None:
-    assert PromptLookup(4).guesses([7, 8, 7, 8], most=5, chance_min=ANY) == (7, 8, 7, 8, 7)
-    assert PromptLookup(3).guesses([7, 7, 7], most=4, chance_min=ANY) == (7, 7, 7, 7)
+    assert guessed([7, 8, 7, 8], most=5) == (7, 8, 7, 8, 7)
+    assert guessed([7, 7, 7], most=4) == (7, 7, 7, 7)
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 2, 3, 4]])
 def test_what_was_never_said_before_is_not_guessed(tokens: list[int]) -> None:
-    assert PromptLookup(9).guesses(tokens, most=5, chance_min=ANY) == ()
+    assert guessed(tokens) == ()
 
 
-@given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 40), st.integers(0, 8))
+@given(st.lists(st.integers(0, 3), max_size=80), st.integers(0, 80), st.integers(0, 8))
 def test_reading_by_and_by_gives_the_same_as_reading_at_once(
     tokens: list[int], num_prompt: int, most: int
 ) -> None:
     by_and_by, at_once = PromptLookup(num_prompt), PromptLookup(num_prompt)
+    learned, wanted = LookupRecord(), LookupRecord()
     for end in range(len(tokens)):
-        by_and_by.guesses(tokens[:end], most=most, chance_min=ANY)
-    wanted = at_once.guesses(tokens, most=most, chance_min=ANY)
-    assert by_and_by.guesses(tokens, most=most, chance_min=ANY) == wanted
-    assert by_and_by.chance == at_once.chance
-    assert len(wanted) <= most
+        by_and_by.guesses(tokens[:end], learned, most=most, chance_min=ANY)
+    guesses = at_once.guesses(tokens, wanted, most=most, chance_min=ANY)
+    assert by_and_by.guesses(tokens, learned, most=most, chance_min=ANY) == guesses
+    assert [learned.chance(n) for n in range(40)] == [wanted.chance(n) for n in range(40)]
+    assert len(guesses) <= most
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 10))
+def test_no_later_place_has_more_in_common(tokens: list[int], num_prompt: int) -> None:
+    """The slow way: of all places that agree, the latest of those that agree at least as far."""
+    lookup, record = PromptLookup(num_prompt), LookupRecord()
+    for end in range(max(2, num_prompt), len(tokens) + 1):
+        said = tokens[:end]
+        guess = lookup.guesses(said, record, most=1, chance_min=ANY)
+        places = [place for place in range(2, end) if agreement(said, place) >= 2]
+        assert bool(guess) == bool(places)
+        if guess:
+            (chosen,) = (place for place in [lookup._next] if place is not None)
+            assert said[chosen] == guess[0]
+            later = [place for place in places if place > chosen]
+            assert all(agreement(said, place) <= agreement(said, chosen) for place in later)
+
+
+def agreement(tokens: list[int], place: int) -> int:
+    """How many tokens before `place` are those at the end."""
+    pairs = zip(reversed(tokens[:place]), reversed(tokens), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), place)
 
 
 # --- whether it pays ---------------------------------------------------------------------------
@@ -96,23 +133,60 @@ def test_the_chance_needed_is_where_tokens_per_row_begin_to_gain(
 
 
 def test_only_as_many_are_guessed_as_are_likely_all_right() -> None:
-    lookup = PromptLookup(100, chance=0.5)
     tokens = [1, 2, 3, 4, 5, 6, 1, 2]
-    assert lookup.guesses(tokens, most=8, chance_min=0.6) == ()
-    assert lookup.guesses(tokens, most=8, chance_min=0.25) == (3, 4)
-    assert lookup.guesses(tokens, most=8, chance_min=0.1) == (3, 4, 5)
+    assert guessed(tokens, most=8, chance_min=0.6) == ()
+    assert guessed(tokens, most=8, chance_min=0.25) == (3, 4)
+    assert guessed(tokens, most=8, chance_min=0.1) == (3, 4, 5)
 
 
 def test_the_chance_is_learned_from_the_output_and_not_from_the_prompt() -> None:
     prompt = [1, 2, 3, 1, 2, 4, 1, 2]
-    lookup = PromptLookup(len(prompt), chance=0.5)
-    lookup.guesses(prompt, most=1, chance_min=ANY)
-    assert lookup.chance == 0.5
-    lookup.guesses([*prompt, 4], most=1, chance_min=ANY)  # as after 1 2 before
-    right = lookup.chance
-    assert right > 0.5
-    lookup.guesses([*prompt, 4, 7], most=1, chance_min=ANY)  # 1 followed 2 4 before
-    assert lookup.chance < right
+    lookup, record = PromptLookup(len(prompt)), LookupRecord()
+    at_first = record.chance(2)
+    lookup.guesses(prompt, record, most=1, chance_min=ANY)
+    assert record.chance(2) == at_first
+    lookup.guesses([*prompt, 4], record, most=1, chance_min=ANY)  # as after 1 2 before
+    right = record.chance(2)
+    assert right > at_first
+    lookup.guesses([*prompt, 4, 7], record, most=1, chance_min=ANY)  # 1 followed 2 4 before
+    assert record.chance(3) < right
+
+
+def test_what_is_learned_is_of_as_many_tokens_that_agree() -> None:
+    record = LookupRecord()
+    before = [record.chance(agreed) for agreed in range(64)]
+    for _ in range(200):
+        record.learn(9, was_right=True)
+        record.learn(2, was_right=False)
+    after = [record.chance(agreed) for agreed in range(64)]
+    assert {n for n in range(64) if after[n] > before[n]} == set(range(8, 16))
+    assert {n for n in range(64) if after[n] < before[n]} == {2, 3}
+    assert after[8] > 0.95
+    assert after[3] < 0.05
+
+
+def test_many_that_agree_are_one_class() -> None:
+    record = LookupRecord()
+    record.learn(5_000, was_right=True)
+    assert record.chance(32) == record.chance(70_000) > record.chance(31)
+
+
+def test_the_record_follows_what_changes() -> None:
+    record = LookupRecord()
+    for was_right in (True, False):
+        for _ in range(400):
+            record.learn(2, was_right=was_right)
+        assert abs(record.chance(2) - was_right) < 0.01
+
+
+def test_what_one_sequence_teaches_serves_the_next() -> None:
+    """A first sequence that repeats itself in a full step is not guessed; a later one is."""
+    record = LookupRecord()
+    tokens = [1, 2, 3, 4] * 20
+    chance_min = chance_needed(64)
+    assert guessed(tokens, chance_min=chance_min, record=record) == ()
+    PromptLookup(8).guesses(tokens, record, most=5, chance_min=chance_min)
+    assert guessed(tokens, chance_min=chance_min, record=record) == (1, 2, 3, 4, 1)
 
 
 # --- in the step -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from kvota.scheduler.long_share import LongShare
 from kvota.scheduler.preemption import VictimChoice
 from kvota.scheduler.roster import Roster
 from kvota.scheduler.sequence import Sequence, SequenceGroup, Status
-from kvota.scheduler.speculation import chance_needed
+from kvota.scheduler.speculation import LookupRecord, chance_needed
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class Scheduler:
         self._roster = Roster(cache, limits)
         self._victims = VictimChoice(limits)
         self._long_share = LongShare(limits.long_prefill_share)
+        self._lookups = LookupRecord()
         self._in_flight: StepPlan | None = None
         self._step = 0
         self._turn = 0
@@ -389,7 +390,9 @@ class Scheduler:
         num_slots = len(table.blocks) * self._cache.block_size - len(sequence.tokens)
         num_to_come = sequence.group.request.max_tokens - sequence.num_output - 1
         most = min(most, num_slots, num_to_come)
-        return sequence.lookup.guesses(sequence.tokens, most=most, chance_min=chance_min)
+        return sequence.lookup.guesses(
+            sequence.tokens, self._lookups, most=most, chance_min=chance_min
+        )
 
     def _has_room(self, draft: _Draft, sequence: Sequence) -> bool:
         """True when this step could compute something of it, were it admitted."""
