@@ -1,6 +1,6 @@
 """The speed tables of README, measured in one run on one machine.
 
-    make bench                                   everything, about 25 minutes
+    make bench                                   everything, about half an hour
     python -m bench.speed --quick                every row once with little work: does it run?
     python -m bench.speed --rows speed,quality   only these
 

@@ -23,7 +23,7 @@ from bench.workload import prompts
 
 PROMPT_TOKENS = 64
 REQUESTS_WANTED = 96  # in all; with few of each client, those that end last run alone for long
-EACH_MIN, EACH_MAX = 2, 8
+EACH_MIN, EACH_MAX = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
