@@ -19,7 +19,7 @@ sequences in it one more row that is right with chance p gains if
 
 so little is asked of a guess while one sequence runs alone, and nearly certainty of a guess in a
 full batch. How likely a guess is right hangs on how much of the text before it agrees: of what a
-small model said on its own, 8 in 10 where two or three tokens do, 95 in 100 from eight on, and
+small model said on its own, 7 to 8 in 10 where two or three tokens do, 95 in 100 from eight on, and
 nearly all from 32 on. The scheduler learns it as it goes, from every lookup of every sequence.
 
 A guess takes no KV block and only what prompts leave of a step, and there is none while anyone
