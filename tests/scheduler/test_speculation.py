@@ -93,7 +93,7 @@ def test_reading_by_and_by_gives_the_same_as_reading_at_once(
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 10))
 def test_no_later_place_has_more_in_common(tokens: list[int], num_prompt: int) -> None:
-    """The slow way: of all places that agree, the latest of those that agree at least as far."""
+    """Than the place that is looked at: all places are compared, the slow way."""
     lookup, record = PromptLookup(num_prompt), LookupRecord()
     for end in range(max(2, num_prompt), len(tokens) + 1):
         said = tokens[:end]
@@ -101,7 +101,8 @@ def test_no_later_place_has_more_in_common(tokens: list[int], num_prompt: int) -
         places = [place for place in range(2, end) if agreement(said, place) >= 2]
         assert bool(guess) == bool(places)
         if guess:
-            (chosen,) = (place for place in [lookup._next] if place is not None)
+            chosen = lookup._next
+            assert chosen is not None
             assert said[chosen] == guess[0]
             later = [place for place in places if place > chosen]
             assert all(agreement(said, place) <= agreement(said, chosen) for place in later)
