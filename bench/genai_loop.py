@@ -1,7 +1,8 @@
 """openvino-genai's continuous batching on command: what it can do with no HTTP around it.
 
 For each line on stdin, `{"prompts": [[id, …], …], "num_tokens": n, "at_once": k}`, generates after
-all prompts, `k` of them at any time, and prints `{"num_tokens": …, "seconds": …}`.
+all prompts, `k` of them at any time, and prints `{"num_tokens": …, "tokens_per_s": …}`: the rate
+while the load lasts, as for everyone who is measured (see `lasting.py`).
 """
 
 import json
@@ -10,6 +11,8 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Protocol
+
+from bench.lasting import Mark, rate, wanted_marks
 
 
 class Generation(Protocol):
@@ -45,14 +48,23 @@ def run(
     begun: list[Generation] = []
     running: list[Generation] = []
     left = iter(prompts)
-    start_s = time.perf_counter()
+    num_made = 0
+    marks: list[Mark] = []
+
+    def mark() -> Mark:
+        nonlocal num_made
+        num_made += sum(len(generation.new_tokens()) for generation in begun)
+        return Mark(num_made, time.perf_counter())
+
     while True:
         new = [pipeline.add(p, num_tokens) for p in islice(left, at_once - len(running))]
         begun += new
         running += new
         if not running:
             break
+        for number in wanted_marks(at_once, len(prompts))[len(marks) :]:
+            if len(begun) >= number:
+                marks.append(mark())
         pipeline.step()
         running = [generation for generation in running if not generation.is_over]
-    seconds = time.perf_counter() - start_s
-    return {"num_tokens": sum(len(g.new_tokens()) for g in begun), "seconds": seconds}
+    return {"num_tokens": mark().num_tokens, "tokens_per_s": rate(*marks)}

@@ -25,8 +25,8 @@ class GenaiProcess:
     def tokens_per_s(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, at_once: int
     ) -> float:
-        """Generate `num_tokens` after each prompt, `at_once` at any time; prompts are part of
-        the time."""
+        """Generate `num_tokens` after each prompt, `at_once` at any time: the rate while the load
+        lasts, reading prompts included."""
         assert self._child.stdin is not None
         work = {"prompts": prompts, "num_tokens": num_tokens, "at_once": at_once}
         self._child.stdin.write(json.dumps(work) + "\n")
@@ -34,7 +34,7 @@ class GenaiProcess:
         done = _read(self._child)
         if done["num_tokens"] != len(prompts) * num_tokens:
             raise GenaiFailed(f"{done['num_tokens']} tokens instead of {len(prompts) * num_tokens}")
-        return float(done["num_tokens"] / done["seconds"])
+        return float(done["tokens_per_s"])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """openvino-genai's continuous batching behind HTTP, as thin as can be: a yardstick, no product.
 
 It understands what `client.py` sends and nothing else, streams one event a token, and generates to
-its end what nobody reads any more.
+its end what nobody reads any more. Any GET is answered with the number of tokens so far.
 
 A step of openvino-genai holds Python's lock, so a thread for it would gain nothing and be handed
 the lock too late. Hence all is one thread: between two steps it writes what the last one made, and
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.client import GENERATED
 from bench.genai_loop import Generation, Pipeline
 
 MODEL = "openvino-genai"
@@ -52,6 +53,7 @@ class Server:
         self._vocabulary = vocabulary  # what each token adds to a text
         self._running: list[tuple[Exchange, Generation]] = []
         self._has_work = asyncio.Event()
+        self.num_tokens = 0  # of all exchanges so far
 
     def begin(self, exchange: "Exchange", request: dict[str, Any]) -> None:
         generation = self._pipeline.add(request["prompt"], request["max_tokens"])
@@ -66,6 +68,7 @@ class Server:
             self._pipeline.step()
             for exchange, generation in self._running:
                 pieces = [self._vocabulary[token] for token in generation.new_tokens()]
+                self.num_tokens += len(pieces)
                 exchange.write(pieces, is_last=generation.is_over)
             self._running = [(e, g) for e, g in self._running if not g.is_over]
             if not self._running:
@@ -90,10 +93,19 @@ class Exchange(asyncio.Protocol):
     def data_received(self, received: bytes) -> None:
         self._received += received
         head, found, body = self._received.partition(b"\r\n\r\n")
-        if found and len(body) == _content_length(head):
+        if found and head.startswith(b"GET "):
+            self._tell_count()
+        elif found and len(body) == _content_length(head):
             request = json.loads(body)
             self._num_prompt_tokens = len(request["prompt"])
             self._server.begin(self, request)
+
+    def _tell_count(self) -> None:
+        assert self._transport is not None
+        count = b"%s%d\n" % (GENERATED, self._server.num_tokens)
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self._transport.write(head % len(count) + count)
+        self._transport.close()
 
     def write(self, pieces: Sequence[bytes], *, is_last: bool) -> None:
         """An event each, and the end of the stream after the last; all in one write.

@@ -196,7 +196,7 @@ def _from_arguments() -> tuple[Bench, list[str]]:
     parser.add_argument("--rows", default=",".join(ROWS), help=f"of {','.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=usable_threads())
     parser.add_argument("--weights", choices=list(WeightFormat), default="auto")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", default="1,4,16,32,64")
     parser.add_argument("--tokens", type=int, default=128, help="output tokens per request")
     parser.add_argument("--genai-python", type=Path, default=Path(".venv-bench/bin/python"))

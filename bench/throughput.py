@@ -1,12 +1,14 @@
 """Output tokens per second: kvota over HTTP against openvino-genai in both ways, and itself.
 
 "N at once" is what load testers mean by it: N clients, each sending one request after another
-(`aiperf --concurrency`, `vllm bench serve --max-concurrency`).
+(`aiperf --concurrency`, `vllm bench serve --max-concurrency`). What counts is the time in which all
+of them have one running (`lasting.py`).
 """
 
 import asyncio
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.client import (
@@ -16,14 +18,16 @@ from bench.client import (
     complete_one_by_one,
     complete_together,
     completion_body,
+    generated_tokens,
 )
 from bench.genai_process import GenaiProcess
+from bench.lasting import Mark, rate, wanted_marks
 from bench.server_process import RunningServer
 from bench.workload import prompts
 
 PROMPT_TOKENS = 64
-REQUESTS_WANTED = 96  # in all; with few of each client, those that end last run alone for long
-EACH_MIN, EACH_MAX = 4, 8
+REQUESTS_WANTED = 96  # in all
+EACH_MIN, EACH_MAX = 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Workload:
         return replace(self, num_tokens=8)
 
     def num_requests(self, num_clients: int) -> int:
-        """Of all clients: at least so many each that some begin while others run."""
+        """Of all clients: each sends its second and third while the load lasts."""
         wanted = min(self.requests_wanted, EACH_MAX * num_clients)
         return max(wanted, EACH_MIN * num_clients)
 
@@ -121,23 +125,24 @@ def compare(
     answers: list[Answer] = []
 
     def kvota(number: int) -> float:
-        latest = answered(contestants.kvota, "kvota", number)
+        latest, tokens_per_s = loaded(contestants.kvota, "kvota", number)
         answers.extend(latest)
-        return tokens_per_s(latest)
+        return tokens_per_s
 
     def unguessed(number: int) -> float:
-        return tokens_per_s(answered(contestants.unguessed, "kvota", number))
+        return loaded(contestants.unguessed, "kvota", number)[1]
 
     def genai(number: int) -> float:
         own = new_prompts("genai", number)
         return contestants.genai.tokens_per_s(own, workload.num_tokens, concurrency)
 
     def genai_over_http(number: int) -> float:
-        return tokens_per_s(answered(contestants.genai_over_http, "genai", number))
+        return loaded(contestants.genai_over_http, "genai", number)[1]
 
-    def answered(server: RunningServer, whose: str, number: int) -> list[Answer]:
+    def loaded(server: RunningServer, whose: str, number: int) -> tuple[list[Answer], float]:
         bodies = _bodies(server, workload, new_prompts(whose, number))
-        return _whole(asyncio.run(complete_in_turn(server.port, bodies, concurrency)), workload)
+        latest, tokens_per_s = asyncio.run(under_load(server.port, bodies, concurrency))
+        return _whole(latest, workload), tokens_per_s
 
     def new_prompts(whose: str, number: int) -> list[Sequence[int]]:
         num_prompts = workload.num_requests(concurrency)
@@ -170,6 +175,30 @@ def batching(
     at_once = _bodies(server, workload, workload.prompts(num_requests, "together"))
     together = _whole(asyncio.run(complete_together(server.port, at_once)), workload)
     return Batching(num_requests, tokens_per_s(one_by_one), tokens_per_s(together), guesses)
+
+
+async def under_load(
+    port: int, bodies: Sequence[bytes], num_clients: int
+) -> tuple[list[Answer], float]:
+    """All answers, and the tokens per second while the load lasted, as the server counts them."""
+    numbers = wanted_marks(num_clients, len(bodies))
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    def sent() -> Iterator[bytes]:
+        for number, body in enumerate(bodies, 1):
+            for wanted, moment in zip(numbers, (begun, over), strict=True):
+                if number == wanted:
+                    moment.set()
+            yield body
+
+    async def mark(moment: asyncio.Event) -> Mark:
+        await moment.wait()
+        return Mark(await generated_tokens(port), time.perf_counter())
+
+    answers, start, end = await asyncio.gather(
+        complete_in_turn(port, sent(), num_clients), mark(begun), mark(over)
+    )
+    return answers, rate(start, end)
 
 
 def tokens_per_s(answers: Sequence[Answer]) -> float:

@@ -59,10 +59,10 @@ async def served(
 
 def test_a_prompt_takes_the_place_of_one_that_is_over() -> None:
     pipeline = FakePipeline()
-    prompts = [[0], [0, 0], [0, 0, 0], [0, 0]]
+    prompts = [[0], [0, 0], [0, 0, 0], [0, 0], [0], [0]]
     found = run(pipeline, prompts, num_tokens=3, at_once=2)
-    assert found["num_tokens"] == 8
-    assert pipeline.num_running == [2, 2, 2, 2]
+    assert found["num_tokens"] == 10
+    assert pipeline.num_running == [2, 2, 2, 2, 2]
 
 
 async def test_every_answer_over_http_is_whole_and_has_its_usage() -> None:
