@@ -38,7 +38,7 @@ from tests.support.tiny_tokenizer import (
 WIDTH = VOCAB_SIZE + 5  # a padded head, and not a multiple of 32
 EOS = {ENDOFTEXT_ID, IM_END_ID}
 TEXT_OF = token_bytes()
-SECONDS_MAX = 60  # no wall-clock promise, only "it ends": a hang would be minutes or for ever
+SECONDS_MAX = 10  # all take under half a second; what grows with the square of a text, more
 
 
 @pytest.fixture(scope="module")
@@ -375,6 +375,22 @@ HOSTILE: dict[str, Callable[[GrammarCompiler], object]] = {
         "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(60)) + 'T60: "z"'
     ),
     "endless ambiguity": lambda c: c.grammar('start: start start | "a" | ""'),
+    "empty lines": lambda c: c.grammar("\n" * 65_500 + "a::=b"),
+    "starts without a colon": lambda c: c.grammar("\nstart  " * 8_000 + "a::=b"),
+    "a text without an end": lambda c: c.grammar('start: "' + '\\"' * 32_000),
+    "a pattern without an end": lambda c: c.grammar("start: /" + "\\/" * 32_000),
+    "names without an end": lambda c: c.grammar("start: " + "<a" * 32_000),
+    "divisors without a small multiple": lambda c: c.json_schema(
+        {"allOf": [{"multipleOf": 2**61 + n} for n in range(3_500)]}
+    ),
+    "fifteen hundred tagged branches": lambda c: c.json_schema(
+        {
+            "oneOf": [
+                {"type": "object", "required": ["a"], "properties": {"a": {"const": str(n)}}}
+                for n in range(1_500)
+            ]
+        }
+    ),
 }
 
 

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvota.core.errors import InvalidRequest
-from kvota.model.json_schema import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, safe_schema
+from kvota.model.json_schema import (
+    PAIRED_BRANCHES_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMA_DEPTH_MAX,
+    safe_schema,
+)
 
 
 def safe(schema: Any) -> Any:
@@ -50,6 +55,25 @@ DEFINITIONS = {
 def test_branches_that_exclude_each_other_become_any_of(branches: list[Any]) -> None:
     schema = {"type": "array", "items": {"oneOf": branches}, "$defs": DEFINITIONS}
     assert safe(schema) == {**schema, "items": {"anyOf": branches}}
+
+
+def test_a_thousand_tagged_branches_are_told_apart_and_as_many_unclear_ones_are_not() -> None:
+    branches = [
+        {"type": "object", "properties": {"kind": {"const": str(n)}}, "required": ["kind"]}
+        for n in range(1000)
+    ]
+    assert safe({"oneOf": branches}) == {"anyOf": branches}
+    for twice in (branches[3], {"type": "object"}):
+        schema = {"oneOf": [*branches, twice]}
+        assert safe(schema) == schema
+
+
+def test_branches_of_several_kinds_are_compared_one_by_one_only_while_they_are_few() -> None:
+    def schema(num_tagged: int) -> dict[str, Any]:
+        return {"oneOf": [*(tagged(str(n)) for n in range(num_tagged)), {"type": "array"}]}
+
+    assert "anyOf" in safe(schema(PAIRED_BRANCHES_MAX - 1))
+    assert "oneOf" in safe(schema(PAIRED_BRANCHES_MAX))
 
 
 def test_formats_that_json_schema_does_not_define_are_left_out() -> None:
@@ -116,6 +140,12 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert safe({"title": "x" * padding})
     with pytest.raises(InvalidRequest, match="bytes long"):
         safe({"title": "x" * (padding + 1)})
+
+
+def test_what_is_too_long_anyway_is_refused_for_that_before_it_is_looked_into() -> None:
+    costly = [{"multipleOf": 50_001 + n} for n in range(SCHEMA_BYTES_MAX // 2)]
+    with pytest.raises(InvalidRequest, match="over 131072 bytes long"):
+        safe({"allOf": costly})
 
 
 @pytest.mark.parametrize("divisors", [[0.01] * 500, [5, 10, 60], [0.25, 0.5], [7] * 100, [0, 3]])

@@ -316,7 +316,7 @@ def _literal(text: str) -> str:
 
 
 def _is_lark(text: str) -> bool:
-    return re.search(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))", text) is not None
+    return re.search(r"(?m)^[^\S\n]*+(%llguidance\b|start\s*+:(?!:=))", text) is not None
 
 
 def _lark_from_gbnf(text: str, param: str) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 NAME_MARK = "\ufdd0"  # Unicode keeps it out of texts for good: a noncharacter
-# What may hold `<…>` as text comes first.
+# What may hold `<…>` as text comes first. Where an end is missing it reaches as far as it can, and
+# nothing is read twice: the time to search a text grows with its length, whatever it holds.
 _LARK_TOKEN = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<special><[^<>\[\]\s]+>)'
+    r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])++/?|(?P<special><[^<>\[\]\s]++>)'
 )
 
 
