@@ -48,6 +48,18 @@ async def test_usage_chunk_of_a_stream_equals_the_bodys_usage() -> None:
     assert [c["usage"] for c in reply.chunks[:-1]] == [None] * (len(reply.chunks) - 1)
 
 
+async def test_without_a_seed_each_of_several_prompts_has_its_own_luck() -> None:
+    node = make_node(says("a"))
+    await node.complete(["hi"] * 4, temperature=1)
+    assert len({request.sampling.seed for request in node.runner.requests}) == 4
+
+
+async def test_a_seed_is_every_prompts_seed() -> None:
+    node = make_node(says("a"))
+    await node.complete(["hi"] * 4, temperature=1, seed=7)
+    assert {request.sampling.seed for request in node.runner.requests} == {7}
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

@@ -7,7 +7,7 @@ hold up the event loop goes to the workbench.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvota.node.completion_answer import CompletionAnswer, CompletionWish
 from kvota.node.logprobs import TokenNames
 from kvota.node.pricing import CLIENT_ID, TENANT, WEIGHT
 from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
-from kvota.node.sampling import sampling_params
+from kvota.node.sampling import drawn_seed, sampling_params
 from kvota.node.served import GrammarCompiler, NewConstraint, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan, plan_tools
@@ -111,7 +111,7 @@ class Intake:
         requests = tuple(
             self._request(
                 body, arrival, prompt, limit,
-                sampling=sampling,
+                sampling=self._own_luck(sampling) if body.seed is None else sampling,
                 prompt_logprobs=_prompt_logprobs(body),
                 new_constraint=constraint,
                 index=index,
@@ -123,6 +123,10 @@ class Intake:
         echoes = given.texts or [names.text(ids) for ids in prompts] if wish.echo else ()
         answer = CompletionAnswer(heading, wish, names, prompts, echoes)
         return _prepared(body, model, requests, answer)
+
+    def _own_luck(self, sampling: SamplingParams) -> SamplingParams:
+        """For one of several prompts: the same prompt twice is two samples, like n = 2."""
+        return replace(sampling, seed=drawn_seed(self._chance))
 
     async def _encode(
         self, texts: list[str], body: CompletionRequest, model: ServedModel

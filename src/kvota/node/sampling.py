@@ -20,7 +20,7 @@ def sampling_params(
     stop_ids = body.stop_token_ids or []
     checks.check_token_ids(stop_ids, model.vocab_size, "stop_token_ids")
     temperature = _or(body.temperature, 1.0)
-    seed = chance.getrandbits(63) if body.seed is None else body.seed % 2**_SEED_BITS
+    seed = drawn_seed(chance) if body.seed is None else body.seed % 2**_SEED_BITS
     return SamplingParams(
         temperature=temperature if temperature >= TEMPERATURE_MIN else 0.0,
         top_p=_or(body.top_p, 1.0),
@@ -35,6 +35,11 @@ def sampling_params(
         stop_token_ids=frozenset(stop_ids) | (frozenset() if body.ignore_eos else model.eos_ids),
         logprobs=logprobs,
     )
+
+
+def drawn_seed(chance: Random) -> int:
+    """For what the client gave no seed."""
+    return chance.getrandbits(63)
 
 
 def _or(value: float | None, default: float) -> float:
