@@ -1,5 +1,7 @@
 """Several engine requests are one: together or not at all, and read to the end."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvota.core.errors import BackendFailed, ClientClosed, Outcome, Refusal, Refused
@@ -42,6 +44,20 @@ async def test_time_per_token_is_that_of_the_longest_choice_and_absent_for_one_t
     generation = Generation.submit(ScriptedRunner(says("a")), [request("a", n=4)])
     await collect(generation, {})
     assert generation.tally.time_per_output_token_s is None
+
+
+async def test_time_per_token_does_not_count_what_other_prompts_waited() -> None:
+    runner = ScriptedRunner()
+    generation = Generation.submit(runner, [request("a"), request("b")])
+    for stream, first_s, last_s in zip(runner.streams, (0.5, 10.0), (1.5, 14.0), strict=True):
+        for _ in range(5):
+            stream.push(delta(stream.request, "x"))
+        whole = replace(ended(stream.request, output=5), first_token_s=first_s, total_s=last_s)
+        stream.push(whole)
+    await collect(generation, {})
+    tally = generation.tally
+    assert (tally.first_token_s, tally.total_s, tally.decode_s) == (0.5, 14.0, 13.5)
+    assert tally.time_per_output_token_s == (14.0 - 10.0) / 4  # of the slower of the two
 
 
 async def test_the_first_failure_is_raised_after_all_have_ended() -> None:

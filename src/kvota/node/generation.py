@@ -7,7 +7,7 @@ not at all, and when one fails the others are cancelled: the client gets one ans
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvota.core.errors import BackendFailed, KvotaError, Outcome
 from kvota.core.request import Delta, Ended, Event, PromptRead, Request
@@ -28,9 +28,10 @@ class Tally:
     queued_s: float | None = None
     first_token_s: float | None = None
     total_s: float = 0.0
-    tokens_of: Counter[tuple[int, int]] = field(default_factory=Counter)  # by prompt and choice
+    time_per_output_token_s: float | None = None  # mean gap after a prompt's first token
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: Ended, longest: int) -> None:
+        """`longest` is the number of tokens of its longest choice."""
         self.prompt_tokens += ended.prompt_tokens
         self.cached_tokens += ended.cached_tokens
         self.output_tokens += ended.output_tokens
@@ -39,6 +40,9 @@ class Tally:
         self.queued_s = max(self.queued_s or 0.0, ended.queued_s)
         if ended.first_token_s is not None:
             self.first_token_s = min(self.first_token_s or ended.first_token_s, ended.first_token_s)
+            if longest > 1:
+                gap_s = (ended.total_s - ended.first_token_s) / (longest - 1)
+                self.time_per_output_token_s = max(self.time_per_output_token_s or 0.0, gap_s)
         self.total_s = max(self.total_s, ended.total_s)
 
     @property
@@ -46,18 +50,13 @@ class Tally:
         """From the first token of all to the last one; None without a token."""
         return None if self.first_token_s is None else self.total_s - self.first_token_s
 
-    @property
-    def time_per_output_token_s(self) -> float | None:
-        """Mean gap after the first token of the longest choice."""
-        longest = max(self.tokens_of.values(), default=0)
-        return None if self.decode_s is None or longest < 2 else self.decode_s / (longest - 1)
-
 
 class Generation:
     """Read `events()` to its end: it raises the failure, if there was one, after all have ended."""
 
     def __init__(self, streams: Sequence[RequestStream]) -> None:
         self._streams = streams
+        self._num_tokens: list[Counter[int]] = [Counter() for _ in streams]  # by choice
         self.tally = Tally()
         self.outcome: Outcome | None = None
 
@@ -107,9 +106,9 @@ class Generation:
     def _absorb(self, index: int, batch: Sequence[Event]) -> KvotaError | None:
         for event in batch:
             if isinstance(event, Delta):
-                self.tally.tokens_of[index, event.choice] += len(event.token_ids)
+                self._num_tokens[index][event.choice] += len(event.token_ids)
             elif isinstance(event, Ended):
-                self.tally.add(event)
+                self.tally.add(event, max(self._num_tokens[index].values(), default=0))
                 if event.outcome is not Outcome.COMPLETED:
                     self.outcome = self.outcome or event.outcome
                     return event.error or BackendFailed("The engine ended without an answer.")
