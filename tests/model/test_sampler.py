@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvota.core.errors import InvalidRequest
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
-from kvota.model.sampler import Sampler
+from kvota.model.sampler import BIASES_KEPT, Sampler
 from kvota.model.sampling_math import pick, token_logprobs, top_ids
 from tests.support.slow_sampler import (
     expected_distribution,
@@ -259,6 +259,19 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     stop: dict[str, Any] = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": frozenset({1})}
     answers = [sample_one([0.0, 5.0], draw_of(tokens=[0] * n, **stop)) for n in (1, 2, 3)]
     assert answers == [0, 0, 1]
+
+
+def test_every_request_has_its_own_biases_however_many_there_are() -> None:
+    sampler = Sampler(VOCAB)
+    rows = np.zeros((3 * BIASES_KEPT, VOCAB), np.float32)
+    for _ in range(2):
+        batch = [
+            draw_of(temperature=0.0, logit_bias={number % VOCAB: 1.0, VOCAB + 5: 9.0})
+            for number in range(len(rows))
+        ]
+        for _ in range(2):
+            found = [sampled.token for sampled in sampler.sample(rows, batch)]
+            assert found == [number % VOCAB for number in range(len(rows))]
 
 
 def test_padding_rows_are_never_chosen_nor_counted() -> None:

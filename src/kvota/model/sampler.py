@@ -13,7 +13,7 @@ not finite and a grammar that breaks each end in `Sampled.error` of that draw. N
 finite are the model's fault; what a request forbids itself is its own, and no retry would help it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from kvota.model.sampling_math import (
     uniform,
 )
 
+BIASES_KEPT = 64  # requests whose logit_bias is at hand as arrays
 GREEDY_BELOW = 1e-5  # a lower temperature is taken as 0, as in vLLM
 FORBIDDEN = np.float32(-np.inf)
 NOT_FINITE = "The model's output for this token is not a number. Nothing can be drawn from it."
@@ -54,6 +55,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._num_sampled = num_sampled
         self._all_ids: Ids = np.arange(num_sampled)
+        # By the mapping's identity, which no other has while it is kept here.
+        self._biases: dict[int, tuple[Mapping[int, float], Ids, Floats]] = {}
 
     def sample(self, logits: Floats, draws: Sequence[Draw]) -> list[Sampled]:
         """One token per draw from `logits[rows, vocab]`, row i for draws[i].
@@ -128,9 +131,20 @@ class Sampler:
         return int(ids[pick(weights, uniform(params.seed, draw.choice, len(draw.tokens)))])
 
     def _add_bias(self, scores: Floats, params: SamplingParams) -> None:
-        for token, bias in params.logit_bias.items():
-            if 0 <= token < self._num_sampled:
-                scores[token] += bias
+        ids, values = self._bias_arrays(params.logit_bias)
+        scores[ids] += values
+
+    def _bias_arrays(self, logit_bias: Mapping[int, float]) -> tuple[Ids, Floats]:
+        """Made once for a mapping, which a request has for all its draws, not once a draw."""
+        known = self._biases.get(id(logit_bias))
+        if known is None:
+            inside = {t: bias for t, bias in logit_bias.items() if 0 <= t < self._num_sampled}
+            ids = np.fromiter(inside.keys(), np.int64, len(inside))
+            values = np.fromiter(inside.values(), np.float32, len(inside))
+            known = self._biases[id(logit_bias)] = (logit_bias, ids, values)
+            if len(self._biases) > BIASES_KEPT:
+                del self._biases[next(iter(self._biases))]
+        return known[1], known[2]
 
     def _penalise(self, scores: Floats, draw: Draw) -> None:
         """Repetition as in Hugging Face (prompt and output), the other two as in OpenAI (output).
