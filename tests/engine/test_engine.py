@@ -185,6 +185,8 @@ def test_a_stop_among_speculated_tokens_ends_there(n: int) -> None:
                 assert world.tokens("a", choice) == whole[:length]
             assert world.ended("a").outcome is Outcome.COMPLETED
             assert world.num_blocks_used == 0
+            num_told = world.ended("a").output_tokens
+            assert world.observer.totals["num_sampled"] == num_told, "counts what nobody got"
 
 
 def test_logprobs_of_speculated_tokens_come_with_them() -> None:

@@ -101,6 +101,7 @@ class Engine:
         self._deadlines: list[tuple[float, str, Outcome]] = []  # a heap
         self._events: list[tuple[str, EngineEvent]] = []
         self._failed_steps = 0
+        self._num_taken = 0  # tokens of answers, in this turn
         self._num_preemptions = 0
         self._gauges = self._read_gauges()
 
@@ -108,6 +109,7 @@ class Engine:
         """One turn. False when there was nothing to compute."""
         started_s = self._clock.now()
         self._scheduler.tell_time(started_s)
+        self._num_taken = 0
         self._drain()
         self._expire(started_s)
         self._hand_over()  # whoever ended does not wait for the step
@@ -265,6 +267,7 @@ class Engine:
             self._end(request_id, Outcome.ENGINE_ERROR, BackendFailed(f"Grammar: {error}"))
             return
         self._events.append((request_id, delta))
+        self._num_taken += 1
         if delta.finish is not None:
             self._scheduler.finish(sequence)
             if answer.num_open == 0:
@@ -300,7 +303,7 @@ class Engine:
             overhead_s=overhead_s,
             num_sequences=len(plan.chunks),
             num_prefilled=num_prefilled,
-            num_sampled=sum(len(chunk.draws) for chunk in plan.chunks) + num_right,
+            num_sampled=self._num_taken,
             num_speculated=num_speculated,
             num_speculated_right=num_right,
             num_preemptions=num_preemptions - self._num_preemptions,
