@@ -56,6 +56,14 @@ def test_the_order_is_band_then_preempted_then_arrival() -> None:
     assert served(line) == [3, 4, 1, 2, 5, 0]
 
 
+@given(st.permutations(range(6)))
+def test_whoever_comes_back_has_the_place_of_its_arrival(arrivals: list[int]) -> None:
+    line = WaitingLine(THRESHOLD)
+    for arrival in arrivals:
+        line.push(new_sequence(arrival))
+    assert served(line) == sorted(arrivals)
+
+
 def test_long_ones_keep_their_place_but_can_be_passed_over() -> None:
     line = WaitingLine(THRESHOLD)
     line.push(new_sequence(0, num_tokens=THRESHOLD + 1))

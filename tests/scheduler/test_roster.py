@@ -123,6 +123,16 @@ def test_a_request_may_be_paused_before_it_ever_ran_and_ended_while_it_is() -> N
     assert_is_complete(second)
 
 
+def test_a_request_paused_before_it_ran_goes_on_before_those_that_came_later() -> None:
+    loop = StepLoop(limits=SchedulerLimits(max_running_requests=1))
+    first, second = (loop.add(new_request(name, TEXT[:6], 4)) for name in "ab")
+    loop.scheduler.pause("a")
+    loop.scheduler.resume("a")
+    loop.step()
+    assert [only(group).status for group in (first, second)] == [Status.RUNNING, Status.WAITING]
+    loop.run()
+
+
 # --- endings ----------------------------------------------------------------------------------
 
 

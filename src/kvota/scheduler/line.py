@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import Enum
+from itertools import takewhile
 
 from kvota.core.request import Band
 from kvota.scheduler.sequence import Rank, Sequence, Status
@@ -28,7 +29,8 @@ def rank_of(sequence: Sequence) -> Rank:
 
 
 class _Queue:
-    """One lane of one band. All operations O(1), with preempted ones O(log of their number)."""
+    """One lane of one band. All operations O(1), with preempted ones O(log of their number), and
+    to put one back that was held O(those that came later)."""
 
     def __init__(self) -> None:
         self._preempted: list[Sequence] = []  # by rank
@@ -51,7 +53,13 @@ class _Queue:
         if sequence.status is Status.PREEMPTED:
             insort(self._preempted, sequence, key=rank_of)
         else:
+            came_later = [*takewhile(lambda one: one.rank > sequence.rank, self._last_first())]
             self._fresh[sequence.id] = sequence
+            for one in reversed(came_later):  # none, unless it was held meanwhile
+                self._fresh.move_to_end(one.id)
+
+    def _last_first(self) -> Iterator[Sequence]:
+        return reversed(self._fresh.values())
 
     def remove(self, sequence: Sequence) -> None:
         if self._fresh.pop(sequence.id, None) is None:
