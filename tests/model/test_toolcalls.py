@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -245,6 +246,8 @@ def test_an_object_written_inside_a_string_is_unwrapped() -> None:
         '{"name": null}',
         '{"arguments": {"a": 1}}',
         '{"answer": 42}',
+        r'{"name": "\ud800"}',  # half a character, which no answer can carry
+        r'{"name": "f", "arguments": "{\"a\": \"\ud800\"}"}',
         "{}",
         "",
     ],
@@ -336,6 +339,21 @@ def test_white_space_stays_with_the_content_behind_it() -> None:
     assert parse(f"a \n{call}\n b \n") == Answer("a\n b \n", [("f", "{}")])
     assert parse('a \n<tool_call>{"name": "f"}\tb') == Answer("a\tb", [("f", "{}")])
     assert parse(f" {call} \n {call} ") == Answer("", [("f", "{}")] * 2)
+
+
+NUM_SPACES = 2_000_000
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["", "<tool_call>", "<tool_call>{", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
+)
+def test_the_time_for_white_space_grows_with_its_length_only(begin: str) -> None:
+    """With its square it would be a minute."""
+    begun_s = time.monotonic()
+    answer = parse(begin + " " * NUM_SPACES + "x")
+    assert time.monotonic() - begun_s < 20
+    assert len(answer.content) == NUM_SPACES + 1 + (0 if answer.calls else len(begin))
 
 
 def test_the_closing_mark_may_be_missing() -> None:

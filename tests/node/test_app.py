@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvota.node.ports import RunnerState
+from kvota.node.texts import DETOKENIZED_MIN
 from tests.support.http import DRAIN_TIMEOUT_S, LOAD_S, MODEL, make_node, says, tiny_served
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
 
@@ -211,6 +212,18 @@ async def test_many_tokens_are_written_as_text_beside_the_event_loop() -> None:
     node = make_node(inline_characters_max=3)
     ids = node.served.tokenizer.encode("the text")
     assert (await node.post("/detokenize", {"tokens": ids})).json == {"prompt": "the text"}
+    names = {"prompt": "the text", "return_token_strs": True}
+    told = (await node.post("/tokenize", names)).json["token_strs"]
+    assert told == [node.served.tokenizer.token_text(token) for token in ids]
+
+
+async def test_more_tokens_than_any_context_holds_are_not_written_as_text() -> None:
+    node = make_node()
+    [token] = node.served.tokenizer.encode("x")
+    assert (await node.post("/detokenize", {"tokens": [token] * DETOKENIZED_MIN})).status == 200
+    reply = await node.post("/detokenize", {"tokens": [token] * (DETOKENIZED_MIN + 1)})
+    assert (reply.status, reply.error["param"]) == (400, "tokens")
+    assert "131073 ids; at most 131072" in reply.error["message"]
 
 
 async def test_messages_are_tokenized_exactly_as_chat_reads_them() -> None:

@@ -120,7 +120,7 @@ class CallObject:
         return True
 
     def _set_name(self, name: object) -> bool:
-        self.name = name if isinstance(name, str) and name else None
+        self.name = name if isinstance(name, str) and name and _is_text(name) else None
         return self.name is not None
 
     def _set_arguments(self, value: object) -> bool:
@@ -128,7 +128,9 @@ class CallObject:
         if value is None:
             return True
         try:
-            is_object = isinstance(value, str) and isinstance(json.loads(value), dict)
+            is_object = (
+                isinstance(value, str) and _is_text(value) and isinstance(json.loads(value), dict)
+            )
         except (ValueError, RecursionError):
             is_object = False
         if is_object:
@@ -140,3 +142,12 @@ class CallObject:
         if self.name is not None and not self._has_arguments and not self._needs_arguments:
             self._arguments, self._has_arguments = ["{}"], True
         return self.has_started
+
+
+def _is_text(value: str) -> bool:
+    """Not with half of a surrogate pair, which JSON can write and an answer cannot carry."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -50,16 +50,20 @@ def as_plain_messages(messages: Sequence[Message]) -> list[Message]:
     Answers of tools that follow each other, and what the user says right after, become one
     message, for templates that want user and assistant to take turns.
     """
-    plain: list[Message] = []
-    follows_tool = False
+    plain: list[Message | list[str]] = []  # texts: of one message of the user
+    texts: list[str] | None = None  # the last ones, while more may belong to them
     for message in messages:
         is_tool = message.get("role") == "tool"
-        if follows_tool and (is_tool or message.get("role") == "user"):
-            plain[-1] = _user(f"{plain[-1]['content']}\n{_text(message)}")
+        if texts is not None and (is_tool or message.get("role") == "user"):
+            texts.append(_text(message))
+        elif is_tool:
+            texts = [_text(message)]
+            plain.append(texts)
         else:
-            plain.append(_user(_text(message)) if is_tool else _without_calls(message))
-        follows_tool = is_tool
-    return plain
+            plain.append(_without_calls(message))
+        if not is_tool:
+            texts = None
+    return [_user("\n".join(one)) if isinstance(one, list) else one for one in plain]
 
 
 def _user(text: str) -> Message:

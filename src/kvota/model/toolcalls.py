@@ -90,8 +90,8 @@ class ToolCallParser:
         self.cut_call: int | None = None  # the first that was announced and has half its arguments
         self._mode = _Mode.CONTENT
         self._held = ""  # of a possible marker or call: content again if it is none
-        self._held_call: list[str] = []  # the call behind it, until it is announced
-        self._space = ""  # white space that is content only if content follows
+        self._held_call: list[str] = []  # what follows it, until the call is announced
+        self._space: list[str] = []  # white space that is content only if content follows
         self._call = CallObject()
         self._is_announced = False
         self._num_calls = 0
@@ -125,7 +125,7 @@ class ToolCallParser:
         if self._mode is not _Mode.AFTER_CALL:
             self._give_back()
         if not self._behind_call:
-            self._events.add_content(self._space)
+            self._events.add_content("".join(self._space))
         return self._events.take()
 
     def _step(self, char: str) -> None:
@@ -153,10 +153,10 @@ class ToolCallParser:
         if char == "{":
             self._begin_call()
         elif char in JSON_SPACE:
-            self._held += char
+            self._held_call.append(char)
         elif char == "[" and self._syntax.is_array and not self._in_array:
             self._in_array = True
-            self._held += char
+            self._held_call.append(char)
         else:
             self._break_off(char)
 
@@ -212,8 +212,9 @@ class ToolCallParser:
         assert self._call.name is not None
         self._events.add(CallStarted(self._num_calls, self._new_id(), self._call.name))
         self._num_calls += 1
-        self._held = self._space = ""
+        self._held = ""
         self._held_call.clear()
+        self._space.clear()
         self._is_announced = self._behind_call = True
         self._at_start = False
 
@@ -237,7 +238,7 @@ class ToolCallParser:
 
     def _between_calls(self, char: str) -> None:
         if char in JSON_SPACE:
-            self._space += char
+            self._space.append(char)
         elif char == "{" and not self._syntax.arguments_mark:
             self._begin_call()
         elif char == self._syntax.separator:
@@ -248,7 +249,8 @@ class ToolCallParser:
             self._break_off(char)
 
     def _end_group(self) -> None:
-        self._mode, self._held, self._space = _Mode.CONTENT, "", ""
+        self._mode, self._held = _Mode.CONTENT, ""
+        self._space.clear()
         self._in_array = False
 
     def _break_off(self, char: str) -> None:
@@ -263,11 +265,11 @@ class ToolCallParser:
             self._add_content(char)
 
     def _add_content(self, char: str) -> None:
+        self._space.append(char)
         if char in JSON_SPACE:
-            self._space += char
             return
-        self._events.add_content(self._space + char)
-        self._space = ""
+        self._events.add_content("".join(self._space))
+        self._space.clear()
         self._at_start = self._behind_call = False
         self._has_words = True
 

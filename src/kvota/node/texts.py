@@ -1,5 +1,9 @@
 """/tokenize and /detokenize: the tokenizer by itself, in vLLM's form."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
 from kvota.core.errors import InvalidRequest
 from kvota.node.intake import Intake
 from kvota.node.prompts import ChatPrompt, encode_texts
@@ -11,6 +15,9 @@ from kvota.wire.checks import check_ending, check_token_ids, refuse_unsupported
 from kvota.wire.messages import tool_use
 from kvota.wire.openai import DetokenizeRequest, TokenizeRequest
 from kvota.wire.responses import Detokenized, Tokenized
+
+DETOKENIZED_MIN: Final = 131_072  # ids that any model writes as text; more if its context is longer
+T = TypeVar("T")
 
 
 class Texts:
@@ -30,7 +37,7 @@ class Texts:
         check_ending(body)
         model = self._intake.model_for(body.model)
         ids = await self._ids(body, model)
-        names = [model.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
+        names = await self._names(ids, model) if body.return_token_strs else None
         return Tokenized(
             count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=names
         )
@@ -39,20 +46,32 @@ class Texts:
         model = self._intake.model_for(body.model)
         if body.tokens is None:
             raise InvalidRequest("`tokens` is missing.", param="tokens")
+        num_max = max(model.max_model_len, DETOKENIZED_MIN)
+        if len(body.tokens) > num_max:
+            raise InvalidRequest(
+                f"`tokens` has {len(body.tokens)} ids; at most {num_max} are written as text.",
+                param="tokens",
+            )
         check_token_ids(body.tokens, model.vocab_size, "tokens")
         return Detokenized(await self._text(body.tokens, model))
 
     async def _text(self, ids: list[int], model: ServedModel) -> str:
-        def decode() -> str:
-            return model.tokenizer.decode(ids, skip_special_tokens=False)
+        decode = partial(model.tokenizer.decode, ids, skip_special_tokens=False)
+        return await self._written(decode, len(ids), "tokens")
 
-        if len(ids) <= self._settings.inline_characters_max:
-            return decode()
+    async def _names(self, ids: list[int], model: ServedModel) -> list[str]:
+        token_text = model.tokenizer.token_text
+        return await self._written(lambda: list(map(token_text, ids)), len(ids), "prompt")
+
+    async def _written(self, write: Callable[[], T], num_tokens: int, param: str) -> T:
+        """Many are written beside the event loop, not on it."""
+        if num_tokens <= self._settings.inline_characters_max:
+            return write()
         return await self._bench.run(
-            decode,
+            write,
             limit_s=self._settings.prompt_timeout_s,
             what="writing the text of the tokens",
-            param="tokens",
+            param=param,
         )
 
     async def _ids(self, body: TokenizeRequest, model: ServedModel) -> list[int]:
