@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from kvota.core.clock import ManualClock, SystemClock
+from kvota.edge.settings import EdgeSettings
 from kvota.gateway.backends import Backend, Registry, new_backend, upstream_settings
 from kvota.gateway.policy.breaker import State
 from kvota.gateway.settings import BackendEntry
@@ -13,7 +14,7 @@ from kvota.gateway.upstream.connection import Upstream
 from kvota.gateway.upstream.kinds import BackendKind
 from kvota.telemetry.log import new_log
 from tests.support.fake_backend import FakeBackend, never_answers
-from tests.support.gateway_world import vllm_entry
+from tests.support.gateway_world import gateway_world, vllm_entry
 
 
 def backend_at(fake: FakeBackend, clock: ManualClock) -> Backend:
@@ -59,6 +60,19 @@ async def test_a_good_health_page_alone_does_not_shorten_the_open_time() -> None
             await backend.look()
         assert backend.breaker.retry_after_s(clock.now()) == left_s
         await backend.close()
+
+
+async def test_the_desk_of_a_foreign_backend_keeps_the_limits_of_every_request() -> None:
+    edge = EdgeSettings(queue_timeout_s=120.0, request_timeout_s=600.0)
+    async with (
+        FakeBackend() as backend,
+        gateway_world(vllm_entry("a", backend), edge=edge) as world,
+    ):
+        a = world.parts.registry["a"]
+        for desk in (a.desk, a.embedding_desk):
+            assert desk is not None
+            limits = desk.settings
+            assert (limits.queue_timeout_s, limits.request_timeout_s) == (120.0, 600.0)
 
 
 async def test_who_takes_long_to_say_how_it_is_keeps_nobody_from_being_looked_at(

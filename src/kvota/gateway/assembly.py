@@ -57,7 +57,9 @@ class Gateway:
         self._clock = clock
         self._log = log
         self._chance = chance
-        self.registry = Registry(clock, chance, log, open_tokenizer=plan.open_tokenizer)
+        self.registry = Registry(
+            clock, chance, log, open_tokenizer=plan.open_tokenizer, limits=plan.edge
+        )
         self.own = None if plan.node is None else closing.enter_context(self._new_node(plan.node))
         self._control = Control(
             self.registry, stores.rollouts, chance, plan.environment, plan.read,

@@ -11,7 +11,7 @@ import asyncio
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import Final, Protocol
@@ -20,6 +20,7 @@ from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, Refused
 from kvota.desk.forecast import Forecast
 from kvota.desk.settings import DeskSettings
+from kvota.edge.settings import EdgeSettings
 from kvota.gateway.desk_metrics import DeskMetrics, DeskRecords
 from kvota.gateway.node_upstream import NodeUpstream
 from kvota.gateway.policy.breaker import Breaker, BreakerSettings
@@ -190,7 +191,10 @@ class Registry:
         log: Log,
         *,
         open_tokenizer: OpenTokenizer = no_tokenizer,
+        limits: EdgeSettings | None = None,
     ) -> None:
+        """`limits` are those of every request; the desks in front of foreign backends keep them."""
+        self._limits = limits or EdgeSettings()
         self._open_tokenizer = cache(open_tokenizer)  # replicas of one model share it
         self._clock = clock
         self._chance = chance
@@ -283,7 +287,9 @@ class Registry:
         client = NodeUpstream if is_ours else Upstream
         upstream = client(upstream_settings(entry, environment), self._clock)
         records = None if is_ours else self.desk_metrics.of(entry.name)
-        backend = new_backend(entry, upstream, self._clock, self._chance, records=records)
+        backend = new_backend(
+            entry, upstream, self._clock, self._chance, records=records, limits=self._limits
+        )
         if entry.tokenizer is not None and not is_ours:
             backend.tokenizer = self._open_tokenizer(entry.tokenizer)
         return backend
@@ -297,16 +303,18 @@ def new_backend(
     supervised: Supervised | None = None,
     *,
     records: DeskRecords | None = None,
+    limits: EdgeSettings | None = None,
 ) -> Backend:
     """`records` hear of what passes the desk, where the gateway keeps one for it."""
     has_desk = not TRAITS[entry.kind].has_own_desk
+    settings = _desk_settings(entry, limits or EdgeSettings())
     return Backend(
         entry=entry,
         upstream=upstream,
         prober=Prober(upstream, entry.kind, clock),
         breaker=Breaker(BreakerSettings(), chance),
-        desk=_desk(entry, clock, records) if has_desk else None,
-        embedding_desk=_embedding_desk(entry, clock) if has_desk else None,
+        desk=_desk(entry, settings, clock, records) if has_desk else None,
+        embedding_desk=_embedding_desk(settings, clock) if has_desk else None,
         supervised=supervised,
     )
 
@@ -333,24 +341,27 @@ def upstream_settings(entry: BackendEntry, environment: Mapping[str, str]) -> Up
     )
 
 
-def _desk(entry: BackendEntry, clock: Clock, records: DeskRecords | None) -> ForeignDesk:
-    settings = DeskSettings(
+def _desk_settings(entry: BackendEntry, limits: EdgeSettings) -> DeskSettings:
+    return DeskSettings(
         max_running_requests=entry.max_running_requests,
         max_waiting_queue=entry.max_waiting_queue,
+        queue_timeout_s=limits.queue_timeout_s,
+        request_timeout_s=limits.request_timeout_s,
     )
+
+
+def _desk(
+    entry: BackendEntry, settings: DeskSettings, clock: Clock, records: DeskRecords | None
+) -> ForeignDesk:
     capacity = entry.kv_tokens or KV_TOKENS_UNKNOWN
     return ForeignDesk(
         clock, settings, capacity_tokens=capacity, share=entry.kv_share, observer=records
     )
 
 
-def _embedding_desk(entry: BackendEntry, clock: Clock) -> ForeignDesk:
+def _embedding_desk(settings: DeskSettings, clock: Clock) -> ForeignDesk:
     """All texts in one lane, in the turns of their tenants."""
-    settings = DeskSettings(
-        max_running_requests=entry.max_running_requests,
-        max_waiting_queue=entry.max_waiting_queue,
-        long_request_threshold=EMBEDDING_TOKENS_UNDER_WAY,
-    )
+    settings = replace(settings, long_request_threshold=EMBEDDING_TOKENS_UNDER_WAY)
     nothing_to_forecast = Forecast(num_groups_max=1)
     return ForeignDesk(
         clock, settings, capacity_tokens=EMBEDDING_TOKENS_UNDER_WAY, forecast=nothing_to_forecast
