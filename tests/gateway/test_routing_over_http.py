@@ -169,6 +169,36 @@ async def test_who_fails_after_content_is_not_followed(
     assert not b.generations
 
 
+async def test_who_ends_empty_and_then_fails_is_not_followed_either(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    """F01: an ending is content, too."""
+
+    async def script(asked: Received, wire: Wire) -> None:
+        await wire.head()
+        await wire.send(event(chunk(asked.path, [piece(asked.path, "", finish="stop")])))
+        await asyncio.sleep(0.01)
+        wire.drop()
+
+    a.script = script
+    reply = await chained.chat(stream=True)
+    ends = [one["finish_reason"] for said in reply.chunks for one in said.get("choices", ())]
+    assert ends.count("stop") == 1
+    assert reply.chunks[-1]["error"]["code"] == "backend_error"
+    assert not b.generations
+
+
+async def test_who_fails_in_an_answer_that_nobody_has_seen_is_followed(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend
+) -> None:
+    a.script = begins(4, lambda wire: wire.drop())
+    b.script = streams(num_tokens=3)
+    reply = await chained.chat()
+    assert (reply.status, len(b.generations)) == (200, 1)
+    assert reply.json["choices"][0]["message"]["content"] == "w0 w1 w2"
+    assert reply.json["usage"]["completion_tokens"] == 3
+
+
 async def test_a_key_may_forbid_the_fallback(chained: GatewayWorld, a: FakeBackend) -> None:
     a.script = fails(500)
     strict = await chained.key(may_fall_back=False)

@@ -121,6 +121,12 @@ class Attempt:
         self._output_tokens_assumed = output_tokens_assumed
         self._relay: Relay | None = None  # once the backend answers
 
+    @property
+    def has_sent(self) -> bool:
+        if self._relay is not None:
+            return self._relay.has_sent
+        return self._asked.is_stream and self._call.first_token_s is not None
+
     async def run(self) -> None:
         """Raises what `verdict_of` judges, and whatever is the request's own fault."""
         backend = self._target.backend

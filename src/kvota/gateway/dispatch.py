@@ -136,6 +136,8 @@ class Dispatcher:
         """
         attempts.begin(target.backend.name)
         call.sent_s = began_s = self._clock.now()
+        call.first_token_s = call.last_token_s = None  # of an attempt whose answer nobody has seen
+        call.output_tokens = 0
         attempt = asked.attempt(target, call, exchange, self._clock, rules)
         try:
             await attempt.run()
@@ -144,7 +146,7 @@ class Dispatcher:
             self._judge(target, failure, error, call, began_s)
             if failure is None:
                 raise
-            has_sent = call.first_token_s is not None or exchange.is_gone
+            has_sent = attempt.has_sent or exchange.is_gone
             told = _last(error, target, has_sent=has_sent)
             if attempts.after(failure, content_sent=has_sent, now=self._clock.now()) is not None:
                 raise _naming(told, attempts.tried) from error

@@ -84,6 +84,10 @@ class PassingAttempt:
         self._exchange = exchange
         self._clock = clock
 
+    @property
+    def has_sent(self) -> bool:
+        return False  # an answer goes out whole, or not
+
     async def run(self) -> None:
         """Raises what `attempts.verdict_of` judges, and NotFound for a lookup that it has not."""
         backend = self._target.backend

@@ -21,6 +21,10 @@ from kvota.gateway.routes import Target
 
 
 class Try(Protocol):
+    @property
+    def has_sent(self) -> bool:
+        """The client has a part of the answer's content: nobody else may begin it anew."""
+
     async def run(self) -> None:
         """Raises what `attempts.verdict_of` judges, and whatever is the request's own fault."""
 

@@ -104,6 +104,7 @@ class Relay:
         self._num_held = 0
         self._is_over = False
         self.read_s: float | None = None  # when the latest of the answer came
+        self.has_sent = False  # a part of a stream's content; one body goes out whole, or not
         self._kind = reply.headers.get("content-type", "nothing").lower()  # in any case: RFC 9110
         self._is_whole = self._kind.startswith("application/json")
 
@@ -142,6 +143,7 @@ class Relay:
         await self.begin()
         while True:
             if self._ready:
+                self.has_sent = True
                 await exchange.write(self._take())
             if self._is_over:
                 break
