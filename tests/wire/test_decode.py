@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvota.core.errors import InvalidRequest
-from kvota.wire.decode import DEPTH_MAX, BodyDecoder, is_nested_deeper
+from kvota.wire.decode import DEPTH_MAX, NODES_MAX, BodyDecoder, is_nested_deeper
 from kvota.wire.openai import ChatRequest, CompletionRequest, StreamOptions
 
 CHAT = BodyDecoder(ChatRequest)
@@ -142,6 +142,18 @@ def test_depth_counts_lists_dicts_and_structs(depth: int) -> None:
     assert is_nested_deeper(value, depth) is False
     assert is_nested_deeper(value, depth - 1) is (depth > 0)
     assert is_nested_deeper(StreamOptions(), 0) is True
+
+
+def test_a_field_of_very_many_parts_is_refused_before_anybody_looks_at_each() -> None:
+    decoder = BodyDecoder(CompletionRequest)
+
+    def prompts(number: int) -> bytes:
+        return json.dumps({"prompt": [[1]] * number}).encode()
+
+    with pytest.raises(InvalidRequest, match="more than 200000 lists") as caught:
+        decoder.decode(prompts(NODES_MAX + 1))
+    assert caught.value.param == "prompt"
+    assert decoder.decode(prompts(NODES_MAX)).prompt == [[1]] * NODES_MAX
 
 
 @pytest.mark.parametrize("text", [b"\\ud800", b"ab\\uDFFFcd", b"\\ud83d\\u0041"])

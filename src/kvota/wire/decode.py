@@ -2,7 +2,7 @@
 
 msgspec refuses NaN and Infinity literals, lone surrogates, bad UTF-8 and wrong types by itself,
 and says where: "Expected `int`, got `str` - at `$.max_tokens`". This file turns that into
-OpenAI's `message` and `param`, and bounds how deep a body may nest.
+OpenAI's `message` and `param`, and bounds how deep a body may nest and of how many parts it is.
 """
 
 import re
@@ -17,6 +17,7 @@ from kvota.wire.openai import FORM_FIELDS
 T = TypeVar("T", bound=msgspec.Struct)
 
 DEPTH_MAX = 128  # of arrays and objects inside each other
+NODES_MAX = 200_000  # arrays and objects in one field: whoever looks at each holds others up
 _SCAN_BYTES_MAX = 1 << 20  # bodies above are not searched for the name of the field at fault
 _WHERE = re.compile(r"`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(
@@ -54,18 +55,27 @@ class BodyDecoder(Generic[T]):
         if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
             return request  # too few to nest that deep, and most bodies are like that
         for name in self._names:
-            if is_nested_deeper(getattr(request, name), DEPTH_MAX):
+            if is_nested_deeper(getattr(request, name), DEPTH_MAX, name=name):
                 raise _too_deep(name)
         return request
 
 
-def is_nested_deeper(value: Any, depth_max: int) -> bool:
-    """True when lists and dicts sit inside each other more than `depth_max` deep."""
+def is_nested_deeper(value: Any, depth_max: int, *, name: str = "value") -> bool:
+    """True when lists and dicts sit inside each other more than `depth_max` deep.
+
+    Raises InvalidRequest about `name` for more than `NODES_MAX` of them.
+    """
     level = [value] if isinstance(value, _NODES) else []
+    num_nodes = 0
     for _ in range(depth_max):
         if not level:
             return False
         level = [child for node in level for child in _children(node) if isinstance(child, _NODES)]
+        num_nodes += len(level)
+        if num_nodes > NODES_MAX:
+            raise InvalidRequest(
+                f"`{name}` holds more than {NODES_MAX} lists and objects.", param=name
+            )
     return bool(level)
 
 
