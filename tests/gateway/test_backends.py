@@ -75,6 +75,20 @@ async def test_the_desk_of_a_foreign_backend_keeps_the_limits_of_every_request()
             assert (limits.queue_timeout_s, limits.request_timeout_s) == (120.0, 600.0)
 
 
+async def test_a_probe_that_answers_as_long_as_a_request_may_is_not_taken_for_silent() -> None:
+    edge = EdgeSettings(request_timeout_s=600.0)
+    clock = ManualClock(0.0)
+    async with FakeBackend() as one:
+        registry = Registry(clock, Random(1), new_log(io.StringIO()), limits=edge)
+        registry.adopt(registry.build([vllm_entry("a", one)], environment={}))
+        breaker = registry["a"].breaker
+        breaker.hold(1.0, 0.0)
+        assert breaker.may_pass(2.0) is not None
+        assert breaker.state(602.0) is State.HALF_OPEN
+        assert breaker.state(613.0) is State.OPEN
+        await registry.close()
+
+
 async def test_who_takes_long_to_say_how_it_is_keeps_nobody_from_being_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -177,7 +177,7 @@ class Gateway:
     def _new_node(self, plan: NodePlan) -> OwnNode:
         return OwnNode(
             plan, self._clock, self._log, self._chance, self._node_ended,
-            self.registry.desk_metrics,
+            self.registry.desk_metrics, self._plan.edge,
         )  # fmt: skip
 
     def _new_app(self) -> ASGIApp:

@@ -48,6 +48,7 @@ GUESSED_SHARE: Final = 64
 EMBEDDING_TOKENS_UNDER_WAY: Final = 131_072
 COUNTS_OLD_S: Final = 0.02
 LOOK_AT_ALL_S: Final = 5.0  # an ordinary backend answers its pages, or fails to, within that
+PROBE_GRACE_S: Final = 10.0  # from a request's end to its report
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
 
 
@@ -307,12 +308,13 @@ def new_backend(
 ) -> Backend:
     """`records` hear of what passes the desk, where the gateway keeps one for it."""
     has_desk = not TRAITS[entry.kind].has_own_desk
-    settings = _desk_settings(entry, limits or EdgeSettings())
+    limits = limits or EdgeSettings()
+    settings = _desk_settings(entry, limits)
     return Backend(
         entry=entry,
         upstream=upstream,
         prober=Prober(upstream, entry.kind, clock),
-        breaker=Breaker(BreakerSettings(), chance),
+        breaker=Breaker(_breaker_settings(limits), chance),
         desk=_desk(entry, settings, clock, records) if has_desk else None,
         embedding_desk=_embedding_desk(settings, clock) if has_desk else None,
         supervised=supervised,
@@ -339,6 +341,12 @@ def upstream_settings(entry: BackendEntry, environment: Mapping[str, str]) -> Up
         first_byte_timeout_s=entry.first_byte_timeout_s,
         idle_timeout_s=entry.idle_timeout_s,
     )
+
+
+def _breaker_settings(limits: EdgeSettings) -> BreakerSettings:
+    """No probe is taken for silent that still answers within the time that every request has."""
+    patience_s = limits.request_timeout_s + PROBE_GRACE_S
+    return BreakerSettings(probe_timeout_s=max(BreakerSettings().probe_timeout_s, patience_s))
 
 
 def _desk_settings(entry: BackendEntry, limits: EdgeSettings) -> DeskSettings:

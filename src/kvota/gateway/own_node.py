@@ -15,6 +15,7 @@ from random import Random
 from types import TracebackType
 
 from kvota.core.clock import Clock
+from kvota.edge.settings import EdgeSettings
 from kvota.gateway.backends import Backend, new_backend, upstream_settings
 from kvota.gateway.desk_metrics import DeskMetrics
 from kvota.gateway.node_life import Bounds, Reason
@@ -53,9 +54,11 @@ class OwnNode(AbstractContextManager["OwnNode"]):
 
     def __init__(
         self, plan: NodePlan, clock: Clock, log: Log, chance: Random,
-        on_down: Callable[[Reason], None], metrics: DeskMetrics,
+        on_down: Callable[[Reason], None], metrics: DeskMetrics, limits: EdgeSettings,
     ) -> None:  # fmt: skip
-        """`metrics` hear of the desk, where the gateway keeps one for the engine."""
+        """`metrics` hear of the desk, where the gateway keeps one for the engine; `limits` are
+        those of every request.
+        """
         self._directory = Path(tempfile.mkdtemp(prefix="kvota-"))  # 0700
         socket = self._directory / "node.sock"
         is_ours = plan.kind is BackendKind.KVOTA
@@ -86,7 +89,7 @@ class OwnNode(AbstractContextManager["OwnNode"]):
         upstream = client(upstream_settings(entry, os.environ), clock)
         self.backend: Backend = new_backend(
             entry, upstream, clock, chance, self.supervisor,
-            records=None if is_ours else metrics.of(OWN_NODE),
+            records=None if is_ours else metrics.of(OWN_NODE), limits=limits,
         )  # fmt: skip
 
     def __exit__(
