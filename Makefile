@@ -16,7 +16,7 @@ help:
 	@echo "make serve   install and serve a real model on http://$(HOST):$(PORT)  (MODEL= PORT= HOST= ARGS=)"
 	@echo "make test    install and run lint, types, layers and every test  (WORKERS=0: in one process)"
 	@echo "make lint    ruff, mypy --strict, import-linter"
-	@echo "make bench   the speed tables of README (about half an hour)"
+	@echo "make bench   the speed tables of README (some forty minutes)"
 	@echo "make chaos   a gateway under load while everything around it breaks (three minutes)"
 	@echo "make fuzz-gateway    5,000 generated requests through a gateway (CASES=)"
 	@echo "make bench-gateway   the gateway's cost beside a bare proxy's and LiteLLM's (minutes)"
