@@ -143,7 +143,7 @@ class Dispatcher:
             await attempt.run()
         except KvotaError as error:
             failure = verdict_of(error)
-            self._judge(target, failure, error, call, began_s)
+            self._judge(target, failure, error, call, began_s, content_sent=attempt.has_sent)
             if failure is None:
                 raise
             has_sent = attempt.has_sent or exchange.is_gone
@@ -164,12 +164,14 @@ class Dispatcher:
         error: KvotaError | None,
         call: Call,
         began_s: float,
+        *,
+        content_sent: bool = False,
     ) -> None:
         """Tell breaker, outlier watch and rollout how it went."""
         now, backend = self._clock.now(), target.backend
         says = Blame.NOTHING
         if failure is not None:
-            says = blame(failure, content_sent=call.first_token_s is not None)
+            says = blame(failure, content_sent=content_sent)
         is_own_fault = says in (Blame.FAILED, Blame.SHUT) or isinstance(
             error, RequestTimeout | NotOffered
         )

@@ -6,7 +6,7 @@ OpenAI's `message` and `param`, and bounds how deep a body may nest and of how m
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -55,28 +55,32 @@ class BodyDecoder(Generic[T]):
         if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
             return request  # too few to nest that deep, and most bodies are like that
         for name in self._names:
-            if is_nested_deeper(getattr(request, name), DEPTH_MAX, name=name):
-                raise _too_deep(name)
+            _check_parts(getattr(request, name), name)
         return request
 
 
-def is_nested_deeper(value: Any, depth_max: int, *, name: str = "value") -> bool:
-    """True when lists and dicts sit inside each other more than `depth_max` deep.
+def is_nested_deeper(value: Any, depth_max: int) -> bool:
+    """True when lists and dicts sit inside each other more than `depth_max` deep."""
+    return any(depth >= depth_max for depth, _ in enumerate(_levels(value)))
 
-    Raises InvalidRequest about `name` for more than `NODES_MAX` of them.
-    """
-    level = [value] if isinstance(value, _NODES) else []
+
+def _check_parts(value: Any, name: str) -> None:
     num_nodes = 0
-    for _ in range(depth_max):
-        if not level:
-            return False
-        level = [child for node in level for child in _children(node) if isinstance(child, _NODES)]
+    for depth, level in enumerate(_levels(value)):
+        if depth == DEPTH_MAX:
+            raise _too_deep(name)
         num_nodes += len(level)
         if num_nodes > NODES_MAX:
-            raise InvalidRequest(
-                f"`{name}` holds more than {NODES_MAX} lists and objects.", param=name
-            )
-    return bool(level)
+            message = f"`{name}` holds more than {NODES_MAX} lists and objects."
+            raise InvalidRequest(message, param=name)
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The lists and dicts of each depth, from the outermost on."""
+    level = [value] if isinstance(value, _NODES) else []
+    while level:
+        yield level
+        level = [child for node in level for child in _children(node) if isinstance(child, _NODES)]
 
 
 def _children(node: Any) -> Iterable[Any]:
