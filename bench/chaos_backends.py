@@ -28,6 +28,8 @@ from tests.support.fake_backend import (
 
 TOKENS_MAX: Final = 24
 PAUSE_MAX_S: Final = 0.01  # between two tokens
+PORT_TRIES: Final = 200
+PORT_TRY_EVERY_S: Final = 0.05
 MISCHIEF: Final = (  # weight, what
     (300, "answer"),
     (4, "hang up"),
@@ -82,12 +84,13 @@ class ChaoticBackend:
             self.is_down = False
 
     async def _listen_again(self, port: int) -> None:
-        """Somebody's outgoing connection may sit on the port for a moment."""
-        while True:
-            try:
+        """Somebody's outgoing connection may sit on the port for a moment. Raises OSError if it
+        does not leave."""
+        for _ in range(PORT_TRIES - 1):
+            with contextlib.suppress(OSError):
                 return await self.fake.listen(port)
-            except OSError:
-                await asyncio.sleep(0.05)
+            await asyncio.sleep(PORT_TRY_EVERY_S)
+        await self.fake.listen(port)
 
     async def be_ill(self, for_s: float) -> None:
         """Its health page says so for a while; it goes on answering."""

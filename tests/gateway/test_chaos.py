@@ -121,6 +121,21 @@ async def check_books(
     assert await world.metrics("kvota_gateway_requests_total") == ended.total()
 
 
+@pytest.mark.parametrize("num_turns", range(1, 6))
+async def test_a_backend_whose_kill_is_cut_short_is_back_at_once(num_turns: int) -> None:
+    """At whichever turn of the loop: a port that stayed taken was waited for without end."""
+    backend = ChaoticBackend("a", Random(SEED))
+    async with serving([backend]):
+        killing = asyncio.create_task(backend.kill(away_s=2 * PATIENCE_S))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        killing.cancel()
+        await asyncio.wait([killing], timeout=PATIENCE_S)
+        assert killing.cancelled()
+        async with aiohttp.ClientSession() as session, session.get(f"{backend.url}/health") as said:
+            assert said.status == 200
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "content", "expected"),
     [

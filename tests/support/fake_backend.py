@@ -220,9 +220,11 @@ class FakeBackend:
         loop = asyncio.get_running_loop()
         for one in server.sockets:
             loop.remove_reader(one.fileno())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        server.close()
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        finally:  # also when cut short: else the port would be taken for good
+            server.close()
 
     def _connection(self) -> "_Connection":
         return _Connection(self)
