@@ -39,8 +39,9 @@ serve: $(VENV)/.run
 	$(BIN)/kvota serve "$(MODEL)" --host $(HOST) --port $(PORT) $(ARGS)
 
 # Tests wait for servers as often as they compute. Those of one file share what they have started.
+# A process that ends (a test that hangs ends it) is not replaced: its test would run again and again.
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
