@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from kvota.core.clock import SystemClock
-from kvota.gateway.node_life import Bounds, Reason, State
+from kvota.gateway.node_life import Bounds, Probe, Reason, State
 from kvota.gateway.node_probe import NodeProbe
 from kvota.gateway.supervisor import Child, NeverServed, Supervisor
 from kvota.telemetry.log import new_log
@@ -111,6 +111,42 @@ async def test_a_process_that_hangs_is_killed_and_replaced(
         await watched.behave(how)
         await until(lambda: supervisor.num_starts == 2 and supervisor.state is State.UP, "another")
         assert watched.downs == [why]
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+async def test_workers_that_hold_the_pipes_of_a_killed_process_do_not_keep_it_from_being_replaced(
+    tmp_path: Path, own_session: bool
+) -> None:
+    """As those of vLLM: waiting for the process waited for them as well."""
+    workers, num_fds = tmp_path / "workers", psutil.Process().num_fds()
+    looks = iter([Probe.FINE, *[Probe.SILENT] * 1000])
+
+    async def look() -> Probe:
+        return next(looks)
+
+    start = f"Popen(['sleep', '3600'], start_new_session={own_session})"
+    note = f"print({start}.pid, file=open({str(workers)!r}, 'a'))"
+    code = f"import time; from subprocess import Popen; {note}; time.sleep(3600)"
+    child = Child(
+        command=(sys.executable, "-c", code),
+        environment=os.environ,
+        probe=look,
+        announces=False,
+    )
+    bounds = Bounds(silent_patience_s=1.0, drain_timeout_s=0.1, kill_grace_s=0.1)
+    supervisor = Supervisor(child, bounds, SystemClock(), new_log(io.StringIO()))
+    await supervisor.start()
+    watching = asyncio.create_task(supervisor.watch())
+    try:
+        await until(lambda: supervisor.num_starts == 2, "another")
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await supervisor.stop()
+        for pid in workers.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        await until(lambda: psutil.Process().num_fds() <= num_fds, "all pipes to be closed")
 
 
 async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder: Path) -> None:

@@ -28,6 +28,7 @@ from kvota.telemetry.log import Log
 
 PROBE_EVERY_S: Final = 1.0
 TICK_S: Final = 0.25
+KILLED_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +174,10 @@ class Supervisor:
             self._signal(signal.SIGTERM)
         else:
             self._signal(signal.SIGKILL)
-            if self._process is not None:
-                await self._process.wait()
-                self._notice_exit()
+            # Not `wait`: it waits for all that hold the pipes too, such as workers left behind.
+            while self._process is not None and self._process.returncode is None:  # noqa: ASYNC110
+                await asyncio.sleep(KILLED_POLL_S)
+            self._notice_exit()
 
     async def _spawn(self) -> None:
         child = self._child
