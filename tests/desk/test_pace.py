@@ -84,3 +84,12 @@ def test_places_become_free_as_fast_as_they_did_whatever_the_clock_shows() -> No
     assert pace.places_s(5) is None
     pace.freed_place(1e6 + 3.0)
     assert pace.places_s(5) == pytest.approx(15.0)
+
+
+def test_time_in_which_nobody_holds_anything_does_not_count_for_places() -> None:
+    pace = Pace()
+    for begun_s in (0.0, 10_000.0, 10_002.0):
+        pace.busy(begun_s)
+        pace.freed_place(begun_s)
+        pace.idle(begun_s + 2.0)
+    assert pace.places_s(5) == pytest.approx(10.0)

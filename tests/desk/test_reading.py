@@ -211,3 +211,13 @@ def test_those_refused_for_their_deadline_are_sent_back_one_place_after_the_othe
         desk.release(f"a{number}", Outcome.COMPLETED, 51.0 + number)
         desk.arrive(new_ticket(f"b{number}", arrived_s=51.0 + number), 51.0 + number)
     assert desk.snapshot().tally.retry_after.num == 4, "each place is judged when it is free"
+
+
+def test_quiet_hours_do_not_lengthen_what_a_refused_one_is_told() -> None:
+    desk = new_desk(ROOM, max_running_requests=1, max_waiting_queue=0)
+    for number, now in enumerate((0.0, 2.0, 10_000.0)):
+        assert isinstance(desk.arrive(new_ticket(f"a{number}", arrived_s=now), now), Granted)
+        refused = desk.arrive(new_ticket(f"b{number}", arrived_s=now), now)
+        assert isinstance(refused, Refused)
+        assert refused.retry_after_s < 10.0
+        desk.release(f"a{number}", Outcome.COMPLETED, now + 2.0)

@@ -119,6 +119,7 @@ async def test_workers_that_hold_the_pipes_of_a_killed_process_do_not_keep_it_fr
 ) -> None:
     """As those of vLLM: waiting for the process waited for them as well."""
     workers, num_fds = tmp_path / "workers", psutil.Process().num_fds()
+    workers.touch()
     looks = iter([Probe.FINE, *[Probe.SILENT] * 1000])
 
     async def look() -> Probe:

@@ -345,6 +345,7 @@ class Desk:
     def _hold(self, entry: Entry, now: float) -> None:
         entry.move(Stage.GRANTED)
         entry.granted_s = now
+        self._pace.busy(now)
         self._holders.add(entry)
         self._reading.begin(entry, now)
 
@@ -394,6 +395,8 @@ class Desk:
                 self._lessons.place_freed(entry, now)
         else:
             self._holders.remove(entry)
+            if not self._holders:
+                self._pace.idle(now)
         outcome = entry.outcome or outcome
         self._lessons.reading_ended(entry, now, has_token=outcome is Outcome.COMPLETED)
         self._lessons.ticket_ended(entry, outcome)

@@ -1,9 +1,10 @@
 """How fast the engine is, learned from what the desk sees.
 
-Three measured things, all forgetting slowly:
+What is measured, all forgetting slowly:
 - decoding: tokens per second of one lease;
 - reading a prompt: seconds from grant to first token, as a + b × uncached tokens (least squares);
 - leaving the line: seconds between two grants from a lane in which somebody waits;
+- places: seconds between two grants, whoever waits, but for the time in which the engine is idle;
 - honesty: by what factor waits were longer than predicted.
 """
 
@@ -25,6 +26,7 @@ class Pace:
         self._prompts = FadingLine()
         self._leaving = {lane: Leaving() for lane in Lane}
         self._places = Leaving()
+        self._idle_since_s: float | None = None
         self._predicted_s = 0.0
         self._actual_s = 0.0
 
@@ -58,6 +60,16 @@ class Pace:
     def freed_place(self, now: float) -> None:
         """A fresh ticket was granted, or has left the line."""
         self._places.count(now)
+
+    def idle(self, now: float) -> None:
+        """Nobody holds KV any more. Until somebody does, no time counts for places."""
+        self._idle_since_s = now
+
+    def busy(self, now: float) -> None:
+        """Somebody holds KV."""
+        if self._idle_since_s is not None:
+            self._places.pass_over(now - self._idle_since_s)
+            self._idle_since_s = None
 
     def places_s(self, num_places: int) -> float | None:
         """Seconds in which so many places become free, whatever the lane; None: not known."""
@@ -99,6 +111,11 @@ class Leaving:
             self._seconds = self._seconds * _LEAVING_MEMORY + (now - self.since_s)
             self._num = self._num * _LEAVING_MEMORY + 1
         self.since_s = now
+
+    def pass_over(self, seconds: float) -> None:
+        """The last so many seconds do not count."""
+        if self.since_s is not None:
+            self.since_s += seconds
 
     @property
     def each_s(self) -> float | None:
