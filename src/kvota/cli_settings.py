@@ -99,7 +99,7 @@ def settings_of(
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens per step.")] = None,
     max_running_requests: Annotated[int | None, typer.Option(help="Choices at once.")] = None,
     max_waiting_queue: Annotated[
-        int | None, typer.Option(help="Choices in line before 503 queue_full.")
+        int | None, typer.Option(help="Choices in line, in each band, before 503 queue_full.")
     ] = None,
     long_prefill_share: Annotated[
         float | None, typer.Option(help="Share of a step that long prompts may take.")

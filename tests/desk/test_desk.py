@@ -192,6 +192,39 @@ def test_a_full_line_is_refused_with_a_time_to_come_back() -> None:
     assert "at most 1" in no.message
 
 
+@pytest.mark.parametrize("others", [Band.INTERACTIVE, Band.BATCH])
+def test_a_band_that_has_filled_its_line_leaves_the_other_bands(others: Band) -> None:
+    desk = new_desk(max_waiting_queue=2)
+    fill(desk)
+    for number in range(2):
+        desk.arrive(new_ticket(f"a{number}", band=others), 0.0)
+    assert refused(desk, band=others).reason is Refusal.QUEUE_FULL
+    mine = Band.BATCH if others is Band.INTERACTIVE else Band.INTERACTIVE
+    for number in range(2):
+        assert isinstance(desk.arrive(new_ticket(f"b{number}", band=mine), 0.0), Queued)
+    assert "2 choices wait and at most 2 may" in refused(desk, band=mine).message
+    assert desk.snapshot().num_waiting_choices == 4
+    desk.check()
+
+
+def test_a_tenant_that_has_filled_the_line_leaves_every_other_one_place() -> None:
+    desk = new_desk(max_waiting_queue=2)
+    fill(desk)
+    for number in range(2):
+        desk.arrive(new_ticket(f"a{number}"), 0.0)
+    assert refused(desk).reason is Refusal.QUEUE_FULL
+    assert refused(desk, tenant="bob", n=3).reason is Refusal.QUEUE_FULL, "more than a whole line"
+    waits = desk.arrive(new_ticket("bob's", tenant="bob", n=2), 0.0)
+    assert isinstance(waits, Queued)
+    assert waits.position == 0, "and comes first: it has had nothing yet"
+    assert refused(desk, tenant="bob").reason is Refusal.QUEUE_FULL
+    desk.check()
+    desk.cancel("bob's", Outcome.CLIENT_CLOSED, 1.0)
+    assert refused(desk).reason is Refusal.QUEUE_FULL, "that place was nobody else's"
+    assert isinstance(desk.arrive(new_ticket("again", tenant="bob"), 1.0), Queued)
+    desk.check()
+
+
 def test_with_no_line_at_all_whatever_does_not_fit_is_refused() -> None:
     desk = new_desk(max_waiting_queue=0)
     fill(desk)

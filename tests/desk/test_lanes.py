@@ -15,6 +15,7 @@ class Waiting:
     lane: Lane = Lane.SHORT
     size: int = 1
     is_paused: bool = False
+    is_beyond: bool = False
     tenant: str = "ann"
     weight: float = 1.0
 
@@ -73,12 +74,12 @@ def test_a_paused_ticket_is_in_front_of_its_lane_and_not_bounded() -> None:
     line.push(paused)
     assert line.head(Band.INTERACTIVE, Lane.SHORT) is paused
     assert line.first_fresh(Band.INTERACTIVE, Lane.SHORT) is fresh
-    assert line.num_bounded == 3
+    assert line.num_bounded == {Band.INTERACTIVE: 3, Band.BATCH: 0}
     assert (line.num_before(paused), line.num_before(fresh)) == (0, 1)
     line.check()
     line.remove(paused)
     line.remove(fresh)
-    assert len(line) == line.num_bounded == 0
+    assert len(line) == line.num_choices == line.num_bounded[Band.INTERACTIVE] == 0
 
 
 def test_a_position_counts_the_lane_and_the_bands_before() -> None:

@@ -53,6 +53,7 @@ class Entry:
     progressed_s: float | None = None  # of choice 0, since the latest grant
     has_token: bool = False
     has_waited: bool = False  # it was not granted when it arrived
+    is_beyond: bool = False  # it waits beyond the bound of the line
     num_pauses: int = 0
     was_owed: bool = False  # granted on the floor of its band
     yields_to: int = 0  # paused for those that arrived up to this one,

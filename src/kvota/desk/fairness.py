@@ -93,6 +93,10 @@ class TenantCounters:
     def weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)
 
+    def num_waiting(self, tenant: str) -> int:
+        """Tickets of the tenant in line, whatever their lane and band."""
+        return self._num_waiting.get(tenant, 0)
+
     def enter(self, tenant: str, weight: float) -> None:
         """A ticket of the tenant joins the line, whatever its lane and band."""
         self._weights[tenant] = weight

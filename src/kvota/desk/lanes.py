@@ -8,8 +8,9 @@ interactive comes before batch, but for the floor: while batch waits it is owed 
 all service that is given: prompts as they are granted, outputs as they are produced. When it is
 owed anything, it goes first. What it was owed is forgotten when nothing of it waits any more.
 
-A paused ticket is in front of its lane and does not count against the bound of the line: it was
-let in once.
+Each band has a bound of its own, so that batch cannot fill the line for interactive, nor the other
+way. Two kinds of ticket do not count against it: a paused one, in front of its lane, which was let
+in once; and one that was let in beyond the bound, as the only one of its tenant.
 """
 
 from bisect import bisect_left, insort
@@ -23,6 +24,8 @@ from kvota.desk.ticket import Lane
 
 class InLanes(InLine, Protocol):
     """What the line needs to know of a ticket."""
+
+    is_beyond: bool  # it waits beyond the bound
 
     @property
     def band(self) -> Band: ...
@@ -87,7 +90,8 @@ class WaitingLine(Generic[Entry]):
             (band, lane): FairQueue(counters) for band in sorted(Band) for lane in Lane
         }
         self._paused: dict[tuple[Band, Lane], list[Entry]] = {key: [] for key in self._fresh}
-        self.num_bounded = 0  # choices that count against the bound of the line
+        self.num_choices = 0  # of tickets that were never granted
+        self.num_bounded = dict.fromkeys(Band, 0)  # of those, what counts against a band's bound
         self._num_in_band = dict.fromkeys(Band, 0)
 
     def __len__(self) -> int:
@@ -113,6 +117,15 @@ class WaitingLine(Generic[Entry]):
         paused = self._paused[band, lane]
         return paused[0] if paused else self._fresh[band, lane].head
 
+    def let_in_beyond(self, entry: Entry) -> None:
+        """It stays in line, and does not count against the bound."""
+        entry.is_beyond = True
+        self.num_bounded[entry.band] -= entry.size
+
+    def is_only_one(self, entry: Entry) -> bool:
+        """Whether nothing else of its tenant waits, in whatever band and lane; it is in line."""
+        return self._counters.num_waiting(entry.tenant) == 1
+
     def first_fresh(self, band: Band, lane: Lane) -> Entry | None:
         return self._fresh[band, lane].head
 
@@ -127,7 +140,7 @@ class WaitingLine(Generic[Entry]):
             insort(self._paused[entry.band, entry.lane], entry, key=rank_of)
         else:
             self._fresh[entry.band, entry.lane].push(entry)
-            self.num_bounded += entry.size
+            self._count(entry, entry.size)
 
     def pass_by(self, entry: Entry) -> None:
         """What `push` and then `remove` come to for a fresh ticket while nobody waits."""
@@ -142,7 +155,7 @@ class WaitingLine(Generic[Entry]):
             del paused[place]
         else:
             self._fresh[entry.band, entry.lane].remove(entry)
-            self.num_bounded -= entry.size
+            self._count(entry, -entry.size)
         self._num_in_band[entry.band] -= 1
         self._counters.leave(entry.tenant)
 
@@ -155,9 +168,14 @@ class WaitingLine(Generic[Entry]):
             return ahead + bisect_left(paused, entry.rank, key=rank_of)
         return ahead + len(paused) + self._fresh[band, lane].num_before(entry)
 
+    def _count(self, entry: Entry, num_choices: int) -> None:
+        self.num_choices += num_choices
+        if not entry.is_beyond:
+            self.num_bounded[entry.band] += num_choices
+
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
-        bounded = 0
+        choices, bounded = 0, dict.fromkeys(Band, 0)
         for (band, lane), queue in self._fresh.items():
             entries = list(queue)
             assert len(entries) == len(queue)
@@ -165,7 +183,9 @@ class WaitingLine(Generic[Entry]):
             assert all(entry.is_paused for entry in self._paused[band, lane])
             together = entries + self._paused[band, lane]
             assert all((one.band, one.lane) == (band, lane) for one in together)
-            bounded += sum(entry.size for entry in entries)
+            choices += sum(entry.size for entry in entries)
+            bounded[band] += sum(entry.size for entry in entries if not entry.is_beyond)
         assert bounded == self.num_bounded, "the bound of the line is miscounted"
+        assert choices == self.num_choices, "the choices in line are miscounted"
         for band, num in self._num_in_band.items():
             assert num == sum(self.num_in(band, lane) for lane in Lane), "a band is miscounted"

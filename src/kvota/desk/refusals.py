@@ -56,9 +56,15 @@ class Refusals:
         return None
 
     def line_full(self, entry: Entry, now: float) -> Refused | None:
-        """`entry` is in line already; with it the line is longer than allowed."""
-        num, most = self._line.num_bounded, self._settings.max_waiting_queue
+        """`entry` is in line already; with it that of its band is longer than allowed.
+
+        Whoever has nothing else in line waits beyond the bound: others have filled it.
+        """
+        num, most = self._line.num_bounded[entry.band], self._settings.max_waiting_queue
         if num <= most:
+            return None
+        if entry.size <= most and self._line.is_only_one(entry):
+            self._line.let_in_beyond(entry)
             return None
         comeback = self._outlook.promise_place(entry, now)
         return self._refuse(

@@ -26,7 +26,7 @@ class DeskSettings:
     quantile: float = 0.6  # of a request's output length, for `admission = quantile`
     typical_output: int = 1024  # tokens, for `admission = running_length`
     max_running_requests: int = 64  # a request for n choices counts n, here and in the line
-    max_waiting_queue: int = 256  # 0: nobody waits
+    max_waiting_queue: int = 256  # in each band; 0: nobody waits
     long_request_threshold: int = 4000  # prompt tokens; a longer prompt goes to the long lane
     long_request_concurrency: int = 2  # requests of the long lane that hold KV at once
     long_kv_share: float = 0.5  # of the KV budget, for the long lane together

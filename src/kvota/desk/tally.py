@@ -90,7 +90,7 @@ class DeskSnapshot:
     running: Mapping[Lane, int]  # requests that hold KV
     num_choices: int  # of those, as max_running_requests counts
     waiting: Mapping[tuple[Lane, Band], int]  # requests
-    num_waiting_choices: int  # as max_waiting_queue counts
+    num_waiting_choices: int  # of those, but for paused ones
     tally: Tally
 
 
@@ -107,6 +107,6 @@ def snapshot_of(
         running={Lane.SHORT: len(holders) - holders.num_long, Lane.LONG: holders.num_long},
         num_choices=holders.num_choices,
         waiting={(lane, band): line.num_in(band, lane) for band in Band for lane in Lane},
-        num_waiting_choices=line.num_bounded,
+        num_waiting_choices=line.num_choices,
         tally=tally,
     )

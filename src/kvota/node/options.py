@@ -44,7 +44,7 @@ class DeskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "forecast"
     )
     risk: float = 2.0  # z of the forecast: 2 over-commits about once in forty, 3 almost never
-    max_waiting_queue: int = 256  # choices waiting before 503 queue_full
+    max_waiting_queue: int = 256  # choices waiting in a band before 503 queue_full
     queue_timeout_s: float = 30.0
     request_timeout_s: float = 120.0
     first_token_timeout_s: float | None = None
