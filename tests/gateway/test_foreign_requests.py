@@ -223,7 +223,7 @@ async def test_what_runs_where_a_reload_has_been_is_seen_and_ended_as_before(
     client.ask("second")
     await client.until("second", "queued")
     name = "gpu-1" if backends == "changed" else "gpu-2"
-    entry = vllm_entry(name, backend, max_running_requests=2)
+    entry = vllm_entry(name, backend, max_running_requests=2, idle_timeout_s=50.0)
     world.fleet = Fleet(backends=(entry,), models=(model_of("chat", name),))
     await world.parts.reload()
     client.ask("third")

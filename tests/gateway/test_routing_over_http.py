@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -748,8 +749,7 @@ async def test_a_reload_takes_backends_in_and_out_without_dropping_anything(
     world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
     a.delay_s = 0.05
     running = asyncio.create_task(world.chat(stream=True))
-    while not a.generations:  # noqa: ASYNC110 - it comes over a socket
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(a.generations))
     world.fleet = msgspec.structs.replace(
         world.fleet, backends=(vllm_entry("b", b),), models=(model_of("chat", "b"),)
     )
@@ -763,6 +763,59 @@ async def test_a_reload_takes_backends_in_and_out_without_dropping_anything(
     assert (refused.status, refused.error["message"]) == (400, world.broken)
     assert (await world.chat()).status == 200
     assert "reload refused" in world.log
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not met():  # noqa: ASYNC110 - it comes over a socket
+            await asyncio.sleep(0.01)
+
+
+async def test_a_reload_of_limits_forgets_nobody_who_is_at_work_or_waits(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    """A desk that began anew let as many more run as it may, beside those who still did."""
+    entry = vllm_entry("a", a, max_running_requests=2)
+    world = await world_of(closing, entry, models=[model_of("chat", "a")])
+    backend = world.parts.registry["a"]
+    desk = backend.desk
+    assert desk is not None
+    a.script = never_ends
+    running = [asyncio.create_task(world.chat(stream=True)) for _ in range(2)]
+    await until(lambda: len(a.generations) == 2)
+    a.script = None
+    waiting = asyncio.create_task(world.chat())
+    await until(lambda: desk.snapshot().num_waiting_choices == 1)
+
+    async def with_limits(**fields: Any) -> None:
+        changed = msgspec.structs.replace(entry, **fields)
+        world.fleet = msgspec.structs.replace(world.fleet, backends=(changed,))
+        await world.parts.reload()
+
+    await with_limits(max_running_requests=1, kv_tokens=5_000)
+    assert world.parts.registry["a"] is backend
+    assert desk.snapshot().num_choices == 2, "they go on"
+    running.pop().cancel()
+    await until(lambda: desk.snapshot().num_choices == 1)
+    assert not waiting.done(), "one runs, and no more may"
+    with pytest.raises(ConfigError, match="max_running_requests"):
+        await with_limits(max_running_requests=0)
+    await with_limits(max_running_requests=2)
+    assert (await waiting).text() == TEXT
+    for one in running:
+        one.cancel()
+
+
+async def test_a_backend_at_another_address_is_another_backend(
+    closing: AsyncExitStack, a: FakeBackend, b: FakeBackend
+) -> None:
+    world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
+    before = world.parts.registry["a"]
+    world.fleet = msgspec.structs.replace(world.fleet, backends=(vllm_entry("a", b),))
+    await world.parts.reload()
+    assert world.parts.registry["a"] is not before
+    assert (await world.chat()).status == 200
+    assert b.generations
 
 
 async def test_a_reload_takes_in_how_patient_the_gateway_is(

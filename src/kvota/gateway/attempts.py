@@ -31,9 +31,10 @@ from kvota.gateway.question import Question
 from kvota.gateway.routes import Target
 from kvota.gateway.upstream.counting import estimate
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
-from kvota.gateway.upstream.foreign_desk import Place, ticket_of
+from kvota.gateway.upstream.foreign_desk import ticket_of
 from kvota.gateway.upstream.outgoing import outgoing_body, outgoing_headers, renamed_body
 from kvota.gateway.upstream.passage import Ask
+from kvota.gateway.upstream.place import Place
 from kvota.gateway.upstream.relay import Relay, while_client_stays
 from kvota.wire.openai import ChatRequest, CompletionRequest
 

@@ -1,7 +1,8 @@
 """The backends of a gateway, alive: each with its connections, its health and its breaker.
 
     Backend   upstream · breaker · state (as last probed) · desk, where the gateway keeps one
-    Registry  all of them by name; takes in a new set and keeps what did not change
+    Registry  all of them by name; takes in a new set and keeps what did not change, and those of
+              which only limits did: their ledgers know who is at work there
 
 An own node is asked through its supervisor whether it is up; every other backend is what its probe
 says. Figures are as old as the last probe.
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import Final, Protocol
+
+import msgspec
 
 from kvota.core.clock import Clock
 from kvota.core.errors import ConfigError, Refused
@@ -50,6 +53,11 @@ COUNTS_OLD_S: Final = 0.02
 LOOK_AT_ALL_S: Final = 5.0  # an ordinary backend answers its pages, or fails to, within that
 PROBE_GRACE_S: Final = 10.0  # from a request's end to its report
 CLOSE_AFTER_S: Final = 600.0  # a backend taken out may finish what it answers for so long
+# What of an entry may change while its connections, its desk and its breaker stay.
+LIVE: Final = (
+    "kv_tokens", "kv_share", "tokenizer", "max_running_requests", "max_waiting_queue",
+    "max_model_len",
+)  # fmt: skip
 
 
 class Supervised(Protocol):
@@ -159,6 +167,26 @@ class Backend:
             self._counts_until_s = now + COUNTS_OLD_S
         return self._counts
 
+    def check_change(self, limits: EdgeSettings, entry: BackendEntry) -> None:
+        """Raises ConfigError where `follow` could not be called with these now."""
+        for desk in self.desks:
+            own = _desk_settings(entry, limits)
+            desk.check_change(own if desk is self.desk else _of_texts(own))
+
+    def follow(
+        self, limits: EdgeSettings, entry: BackendEntry, tokenizer: ChatTokenizer | None
+    ) -> None:
+        """Go by an entry that differs in what may change (`LIVE`)."""
+        self.entry, self.tokenizer = entry, tokenizer
+        settings = _desk_settings(entry, limits)
+        if self.desk is not None:
+            capacity = entry.kv_tokens or KV_TOKENS_UNKNOWN
+            self.desk.follow(settings, capacity_tokens=capacity, share=entry.kv_share)
+        if self.embedding_desk is not None:
+            self.embedding_desk.follow(
+                _of_texts(settings), capacity_tokens=EMBEDDING_TOKENS_UNDER_WAY, share=1.0
+            )
+
     def drain(self) -> None:
         """Refuse what is new at our desks, and what waits there."""
         for desk in self.desks:
@@ -219,29 +247,38 @@ class Registry:
     def build(
         self, entries: Iterable[BackendEntry], *, environment: Mapping[str, str] = os.environ
     ) -> dict[str, Backend]:
-        """Backends for `entries`; those that are here unchanged are the same objects.
+        """Backends for `entries`; those that are here, but for limits, are the same objects.
 
         Raises ConfigError, and changes nothing. `adopt` makes them the ones in use.
         """
         built: dict[str, Backend] = {}
         for entry in entries:
             here = self._backends.get(entry.name)
-            is_same = here is not None and here.entry == entry
-            built[entry.name] = here if here and is_same else self._new(entry, environment)
+            if here is None or not _may_follow(here.entry, entry):
+                built[entry.name] = self._new(entry, environment)
+                continue
+            if here.entry != entry:
+                here.check_change(self._limits, entry)
+                self._tokenizer_of(entry)
+            built[entry.name] = here
         return built
 
     def add(self, backend: Backend) -> None:
         """A backend that is in no file: the own node."""
         self._backends[backend.name] = backend
 
-    def adopt(self, built: Mapping[str, Backend]) -> None:
-        """Use these, and the own node. Others finish what they answer and are closed."""
+    def adopt(self, built: Mapping[str, Backend], entries: Iterable[BackendEntry] = ()) -> None:
+        """Use these, as their entries are now, and the own node. Others finish what they answer
+        and are closed."""
         kept = {name: one for name, one in self._backends.items() if one.supervised is not None}
         for name, old in self._backends.items():
             if old not in built.values() and name not in kept:
                 old.is_draining = True
                 self._leave(old)
         self._backends = {**kept, **built}
+        for entry in entries:
+            if built[entry.name].entry != entry:
+                built[entry.name].follow(self._limits, entry, self._tokenizer_of(entry))
 
     def forget(self) -> None:
         """Ask every backend for its models and limits the next time, whatever it has said."""
@@ -291,9 +328,12 @@ class Registry:
         backend = new_backend(
             entry, upstream, self._clock, self._chance, records=records, limits=self._limits
         )
-        if entry.tokenizer is not None and not is_ours:
-            backend.tokenizer = self._open_tokenizer(entry.tokenizer)
+        backend.tokenizer = self._tokenizer_of(entry)
         return backend
+
+    def _tokenizer_of(self, entry: BackendEntry) -> ChatTokenizer | None:
+        is_wanted = entry.tokenizer is not None and not TRAITS[entry.kind].has_own_desk
+        return self._open_tokenizer(entry.tokenizer) if is_wanted else None
 
 
 def new_backend(
@@ -349,6 +389,12 @@ def _breaker_settings(limits: EdgeSettings) -> BreakerSettings:
     return BreakerSettings(probe_timeout_s=max(BreakerSettings().probe_timeout_s, patience_s))
 
 
+def _may_follow(old: BackendEntry, new: BackendEntry) -> bool:
+    """Whether they differ in nothing but what may change."""
+    changed = {name: getattr(new, name) for name in LIVE}
+    return msgspec.structs.replace(old, **changed) == new
+
+
 def _desk_settings(entry: BackendEntry, limits: EdgeSettings) -> DeskSettings:
     return DeskSettings(
         max_running_requests=entry.max_running_requests,
@@ -368,12 +414,16 @@ def _desk(
 
 
 def _embedding_desk(settings: DeskSettings, clock: Clock) -> ForeignDesk:
-    """All texts in one lane, in the turns of their tenants."""
-    settings = replace(settings, long_request_threshold=EMBEDDING_TOKENS_UNDER_WAY)
     nothing_to_forecast = Forecast(num_groups_max=1)
     return ForeignDesk(
-        clock, settings, capacity_tokens=EMBEDDING_TOKENS_UNDER_WAY, forecast=nothing_to_forecast
-    )
+        clock, _of_texts(settings), capacity_tokens=EMBEDDING_TOKENS_UNDER_WAY,
+        forecast=nothing_to_forecast,
+    )  # fmt: skip
+
+
+def _of_texts(settings: DeskSettings) -> DeskSettings:
+    """All texts in one lane, in the turns of their tenants."""
+    return replace(settings, long_request_threshold=EMBEDDING_TOKENS_UNDER_WAY)
 
 
 async def _close_when_idle(backend: Backend) -> None:

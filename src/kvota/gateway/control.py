@@ -87,7 +87,7 @@ class Control:
         before = old.table if old is not None else None
         models, untold = self._models(fleet, backends)
         table = self._builder(settings).build(models, backends, before, untold=untold)
-        self.registry.adopt(backends)
+        self.registry.adopt(backends, fleet.backends)
         self.rollouts.take_in(table)
         self._fleet = fleet
         return Rules(

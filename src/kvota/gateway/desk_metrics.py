@@ -10,8 +10,8 @@ from typing import Final
 
 from prometheus_client import generate_latest
 
-from kvota.gateway.upstream.foreign_desk import Place
 from kvota.gateway.upstream.passage import Tally
+from kvota.gateway.upstream.place import Place
 from kvota.telemetry.metrics import SECONDS, TOKEN_SECONDS, TOKENS, PlainRegistry
 from kvota.telemetry.series import Counter, Histogram
 

@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from kvota.gateway.backends import Backend
 from kvota.gateway.live import Live
-from kvota.gateway.upstream.foreign_desk import ForeignDesk, Place
+from kvota.gateway.upstream.foreign_desk import ForeignDesk
+from kvota.gateway.upstream.place import Place
 from kvota.wire.requests import LiveRequest
 
 

@@ -68,6 +68,15 @@ def test_the_capacity_follows_what_the_backend_reports() -> None:
     assert seen(correction, used=None, held=0, capacity=0) == 1800, "it is still starting"
 
 
+def test_what_the_operator_says_later_counts_like_what_was_said_at_first() -> None:
+    correction = Correction(1000)
+    correction.state(800, 0.5)
+    assert seen(correction, used=None, held=0) == 800
+    assert seen(correction, used=None, held=0, capacity=500) == 250
+    correction.state(800, 0.9)
+    assert correction.capacity_tokens == 450
+
+
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20))
 def test_the_capacity_stays_between_a_block_and_the_nominal(
     readings: list[tuple[int, int]],

@@ -26,8 +26,9 @@ from kvota.gateway.caller import Caller
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.correction import KvReading
 from kvota.gateway.upstream.failures import AttemptFailed
-from kvota.gateway.upstream.foreign_desk import ForeignDesk, Place, ticket_of
+from kvota.gateway.upstream.foreign_desk import ForeignDesk, ticket_of
 from kvota.gateway.upstream.passage import Ask
+from kvota.gateway.upstream.place import Place
 from kvota.gateway.upstream.relay import Relay, while_client_stays
 from tests.support import fake_backend as fake
 from tests.support.exchange_client import ExchangeClient

@@ -36,14 +36,24 @@ class Correction:
     """
 
     def __init__(self, stated_tokens: int, *, share: float = 1.0, block_size: int = 1) -> None:
-        if not 0 < share <= 1 or stated_tokens < 1:
-            raise ValueError(f"no KV to lend: {stated_tokens} tokens, share {share}")
-        self.nominal_tokens = stated_tokens
         self.pinned_tokens = 0
         self.difference_tokens: int | None = None  # used there less held here, at the last reading
-        self._share = share
         self._block_size = block_size
         self._outside_before = 0
+        self._reported_tokens: int | None = None
+        self.state(stated_tokens, share)
+
+    def state(self, stated_tokens: int, share: float) -> None:
+        """What the operator says from now on. Raises ValueError where nothing is left to lend."""
+        if not 0 < share <= 1 or stated_tokens < 1:
+            raise ValueError(f"no KV to lend: {stated_tokens} tokens, share {share}")
+        self._stated_tokens, self._share = stated_tokens, share
+
+    @property
+    def nominal_tokens(self) -> int:
+        if self._reported_tokens is None:
+            return self._stated_tokens
+        return max(int(self._reported_tokens * self._share), self._block_size)
 
     @property
     def capacity_tokens(self) -> int:
@@ -52,7 +62,7 @@ class Correction:
     def see(self, reading: KvReading, *, held_tokens: int, num_choices: int) -> None:
         """Take in a reading, beside what our own leases hold at the same time."""
         if reading.capacity_tokens is not None and reading.capacity_tokens > 0:
-            self.nominal_tokens = max(int(reading.capacity_tokens * self._share), self._block_size)
+            self._reported_tokens = reading.capacity_tokens
         if reading.used_tokens is None:
             return
         self.difference_tokens = reading.used_tokens - held_tokens

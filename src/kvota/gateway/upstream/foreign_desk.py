@@ -16,7 +16,7 @@ and nobody can tell which prefixes it keeps, so every prompt is charged in full.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from kvota.core.clock import Clock
 from kvota.core.errors import (
@@ -31,16 +31,16 @@ from kvota.core.errors import (
 )
 from kvota.desk.desk import Desk
 from kvota.desk.forecast import Forecast
+from kvota.desk.live_limits import check_change
 from kvota.desk.settings import DeskSettings
-from kvota.desk.tally import DeskObserver, DeskSnapshot
+from kvota.desk.tally import DeskSnapshot
 from kvota.desk.ticket import Expired, Granted, Lane, Lease, Overdue, Queued, Ticket
 from kvota.desk.ticket import Refused as DeskRefused
 from kvota.desk.waiting import why_waiting
 from kvota.edge.arrival import Arrival
-from kvota.edge.cutting import CutScope
 from kvota.gateway.caller import Caller
 from kvota.gateway.upstream.correction import Correction, KvReading
-from kvota.gateway.upstream.passage import Tally
+from kvota.gateway.upstream.place import Place, PlaceObserver
 from kvota.wire import sse
 
 TICK_S: Final = 0.05
@@ -90,14 +90,14 @@ class ForeignDesk:
         share: float = 1.0,
         block_size: int = 1,
         forecast: Forecast | None = None,
-        observer: "PlaceObserver | None" = None,
+        observer: PlaceObserver | None = None,
     ) -> None:
         self._observer = observer
         self._clock = clock
         self._correction = Correction(capacity_tokens, share=share, block_size=block_size)
         self._desk = Desk(
             capacity_tokens,
-            replace(settings, preemptions_max=0),
+            _never_pausing(settings),
             forecast or Forecast(),
             block_size=block_size,
             observer=observer,
@@ -128,7 +128,7 @@ class ForeignDesk:
         return sse.place_in_line(place.position + 1, place.eta_s, place.basis.latest_by)
 
     @property
-    def places(self) -> tuple["Place", ...]:
+    def places(self) -> tuple[Place, ...]:
         """Every ticket that is here, in order of arrival."""
         return tuple(self._places.values())
 
@@ -159,6 +159,18 @@ class ForeignDesk:
             reading, held_tokens=counts.held_tokens, num_choices=counts.num_choices
         )
         self._desk.resize(self._correction.capacity_tokens)
+
+    def check_change(self, settings: DeskSettings) -> None:
+        """Raises ConfigError where `follow` could not be called with these now."""
+        largest = max((place.ticket.n for place in self._places.values()), default=0)
+        check_change(self._desk.settings, _never_pausing(settings), largest=largest)
+
+    def follow(self, settings: DeskSettings, *, capacity_tokens: int, share: float) -> None:
+        """Go by other limits from now on; who holds KV or waits keeps its place."""
+        self._catch_up()
+        self._correction.state(capacity_tokens, share)
+        self._desk.resize(self._correction.capacity_tokens)
+        self._start(self._desk.reconfigure(_never_pausing(settings), self._clock.now()))
 
     @property
     def settings(self) -> DeskSettings:
@@ -196,7 +208,7 @@ class ForeignDesk:
 
     # --- arriving and leaving
 
-    def arrive(self, ticket: Ticket) -> "Place":
+    def arrive(self, ticket: Ticket) -> Place:
         """For the block of `admitted`. Raises Refused and OutputTooLong."""
         if self._is_draining:
             raise _draining()
@@ -222,7 +234,7 @@ class ForeignDesk:
             return OutputTooLong(verdict.message, param="max_tokens")
         return Refused(verdict.reason, verdict.message, retry_after_s=verdict.retry_after_s)
 
-    def leave(self, place: "Place", outcome: Outcome) -> None:
+    def leave(self, place: Place, outcome: Outcome) -> None:
         """For the block of `admitted`, at its end."""
         del self._places[place.ticket.id]
         if place.granted.done() and not place.granted.cancelled():
@@ -281,96 +293,6 @@ class ForeignDesk:
         place.cut(RequestTimeout(f"The {what} within {overdue.limit_s:.3g} s, the limit."))
 
 
-class Place:
-    """A ticket's place at the desk, in line or at work. Watches the answer (`passage.Watcher`).
-
-    The desk hears at once of a first token and of an end, of all others when it is next asked, or
-    with its tick: a stream of single tokens then costs it little.
-    """
-
-    def __init__(self, ticket: Ticket, desk: Desk, clock: Clock, behind: "set[Place]") -> None:
-        """Puts itself in `behind` while `catch_up` has something to say."""
-        self.ticket = ticket
-        self.lease: Lease | None = None
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.scope = CutScope()  # of the block that the ticket lives in
-        self.cut_by: KvotaError | None = None
-        self.is_closed = False  # at the desk
-        self.client_id = ticket.id
-        self.first_token_s: float | None = None
-        self.tally: Tally | None = None  # what has come back, once the answer is over
-        self._desk = desk
-        self._clock = clock
-        self._behind = behind
-        self._untold: set[int] = set()  # choices
-        self._produced = [0] * ticket.n
-        self._prompt_tokens: int | None = None  # as the backend counts it
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds from arrival to the grant; to now while it waits."""
-        until_s = self._clock.now() if self.lease is None else self.lease.granted_s
-        return until_s - self.ticket.arrived_s
-
-    @property
-    def prompt_tokens(self) -> int:
-        """As the backend counts them, or else we."""
-        return self._prompt_tokens or self.ticket.prompt_tokens
-
-    @property
-    def output_tokens(self) -> int:
-        """Over all choices, so far."""
-        return sum(self._produced)
-
-    def prompt_counted(self, num_tokens: int) -> None:
-        """The backend says how long the prompt really is, all prompts of the request together."""
-        self._prompt_tokens = num_tokens
-
-    def produced(self, choice: int, num_tokens: int, *, is_done: bool) -> None:
-        self._produced[choice] = num_tokens
-        if is_done:
-            self._untold.discard(choice)
-            self._tell(choice, self._clock.now(), is_done=True)
-        elif self.first_token_s is None:
-            self._tell(choice, self._clock.now(), is_done=False)
-        else:
-            self._untold.add(choice)
-            self._behind.add(self)
-
-    def catch_up(self) -> None:
-        """Tell the desk what it has not heard of."""
-        now = self._clock.now()
-        for choice in self._untold:
-            self._tell(choice, now, is_done=False)
-        self._untold.clear()
-
-    def _tell(self, choice: int, now: float, *, is_done: bool) -> None:
-        if self.first_token_s is None:
-            self.first_token_s = now
-        private = None
-        if self._prompt_tokens is not None:
-            private = self._prompt_tokens + self.output_tokens
-        self._desk.progress(
-            self.ticket.id,
-            self._produced[choice],
-            now,
-            choice=choice,
-            is_done=is_done,
-            private_tokens=private,
-        )
-
-    def grant(self, lease: Lease) -> None:
-        self.lease = lease
-        if not self.granted.done():  # else it is leaving: its release comes next
-            self.granted.set_result(None)
-
-    def cut(self, error: KvotaError) -> None:
-        """Cancel the block, which then raises `error`."""
-        if self.cut_by is None:
-            self.cut_by = error
-            self.scope.cut()
-
-
 class _Admitted:
     """The block in which a ticket lives."""
 
@@ -409,13 +331,6 @@ class _Admitted:
             raise cut_by from None
 
 
-class PlaceObserver(DeskObserver, Protocol):
-    """Hears what the desk hears of its predictions, and of every place that is left."""
-
-    def left(self, place: Place, now: float) -> None:
-        """The answer has gone out, or broke, or there was none. Must be quick."""
-
-
 def _outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, _NOBODY_WAITS):
         return Outcome.CLIENT_CLOSED
@@ -436,6 +351,10 @@ def _expiry(expired: Expired) -> KvotaError:
         limit_s = (ticket.queue_deadline_s or ticket.arrived_s) - ticket.arrived_s
         message = f"The request did not begin within {limit_s:.3g} s, the longest wait allowed."
     return Refused(expired.reason, message, retry_after_s=expired.retry_after_s)
+
+
+def _never_pausing(settings: DeskSettings) -> DeskSettings:
+    return replace(settings, preemptions_max=0)
 
 
 def _draining() -> Refused:
