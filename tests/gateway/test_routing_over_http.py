@@ -12,6 +12,7 @@ import pytest
 
 from kvota.core.clock import ManualClock, SystemClock
 from kvota.core.errors import ConfigError, Refusal, Refused
+from kvota.gateway.policy.breaker import State
 from kvota.gateway.policy.retries import RetrySettings
 from kvota.gateway.settings import (
     READ_ONCE,
@@ -802,6 +803,23 @@ async def test_a_reload_of_limits_forgets_nobody_who_is_at_work_or_waits(
         await with_limits(max_running_requests=0)
     await with_limits(max_running_requests=2)
     assert (await waiting).text() == TEXT
+    for one in running:
+        one.cancel()
+
+
+async def test_long_streams_of_a_backend_that_is_well_again_keep_nobody_from_it(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    """Each was a probe to its end, and only so many probes go out at once."""
+    world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
+    breaker, now = world.parts.registry["a"].breaker, SystemClock().now()
+    breaker.hold(now + 0.01, now)
+    await until(lambda: breaker.state(SystemClock().now()) is State.HALF_OPEN)
+    a.script = never_ends
+    running = [asyncio.create_task(world.chat(stream=True)) for _ in range(3)]
+    await until(lambda: breaker.state(SystemClock().now()) is State.CLOSED)
+    running += [asyncio.create_task(world.chat(stream=True)) for _ in range(3)]
+    await until(lambda: len(a.generations) == 6)
     for one in running:
         one.cancel()
 

@@ -155,7 +155,7 @@ class Attempt:
                 while_client_stays(self._exchange),
                 upstream.ask("POST", asked.path, content, headers) as reply,
             ):
-                await pass_on(reply, self._exchange, call, self._clock)
+                await pass_on(reply, self._exchange, call, self._clock, self._begun)
         finally:
             if call.first_token_s is not None and not call.prompt_tokens:
                 call.prompt_tokens = asked.estimated_prompt_tokens  # it broke before it said
@@ -259,6 +259,8 @@ class Attempt:
 
     async def _relayed(self, relay: Relay) -> None:
         if self._asked.is_stream:
+            await relay.begin()
+            self._begun()
             await relay.stream(self._exchange, self._keep)
             return
         body = await relay.collect()
@@ -267,6 +269,10 @@ class Attempt:
         if cached and not self._target.backend.is_own_kind:
             self._exchange.headers.append((b"x-kvota-cached-tokens", b"%d" % cached))
         await self._exchange.respond(200, body)
+
+    def _begun(self) -> None:
+        """A stream's first content is here: nobody has to wait for its end to know that."""
+        self._target.backend.breaker.begun(self._target.permit, self._clock.now())
 
     def _keep(self) -> None:
         """All of the answer is here."""

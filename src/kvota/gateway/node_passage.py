@@ -5,6 +5,7 @@ here. Two things are taken out: the node's report of what the request took (`edg
 the headers that are between the two. Errors keep their status, body and Retry-After.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -42,13 +43,22 @@ class PassedOn(KvotaError):
         self.headers = headers
 
 
-async def pass_on(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
-    """Give the client what the node answers. Raises PassedOn, AttemptFailed, ClientClosed."""
+async def pass_on(
+    reply: UpstreamReply,
+    exchange: Exchange,
+    call: Call,
+    clock: Clock,
+    on_content: Callable[[], None] = lambda: None,
+) -> None:
+    """Give the client what the node answers; `on_content` is called when a stream has its first.
+
+    Raises PassedOn, AttemptFailed, ClientClosed.
+    """
     if reply.status != 200:
         _count(call, read_usage(reply.headers.get(USAGE.decode(), "").encode()))
         raise PassedOn(reply.status, await reply.body(), _passed(reply))
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
-        await _stream(reply, exchange, call, clock)
+        await _stream(reply, exchange, call, clock, on_content)
         return
     content = await reply.body()
     call.first_token_s = call.last_token_s = clock.now()
@@ -65,7 +75,13 @@ def pass_figures(reply: UpstreamReply, exchange: Exchange, call: Call) -> None:
     _measure(call, reply)
 
 
-async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: Clock) -> None:
+async def _stream(
+    reply: UpstreamReply,
+    exchange: Exchange,
+    call: Call,
+    clock: Clock,
+    on_content: Callable[[], None],
+) -> None:
     exchange.headers += [one for one in _passed(reply) if one[0] != b"content-type"]
     _measure(call, reply)
     tail, end = StreamEnd(), b""
@@ -74,6 +90,7 @@ async def _stream(reply: UpstreamReply, exchange: Exchange, call: Call, clock: C
             if call.first_token_s is None and tail.num_events:
                 call.first_token_s = clock.now()
                 reply.has_content = True
+                on_content()
             call.output_tokens = tail.num_events  # until the node says, and for those it never does
             passed, end = end + passed, b""
             if passed.endswith(_DONE):

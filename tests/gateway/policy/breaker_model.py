@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from kvota.gateway.policy.breaker import BreakerSettings, State
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     born: int  # how many changes of state there had been
     granted_s: float
     ended: bool = False
+    begun: bool = False
 
 
 @dataclass
@@ -36,7 +37,11 @@ class BreakerModel:
     def probes(self) -> list[Call]:
         if self.state is not State.HALF_OPEN:
             return []
-        return [one for one in self.calls if one.born == self.changes and not one.ended]
+        return [
+            one
+            for one in self.calls
+            if one.born == self.changes and not one.ended and not one.begun
+        ]
 
     def trip(self, now: float) -> None:
         long_closed = now - self.closed_s >= self.settings.window_s
@@ -63,6 +68,18 @@ class BreakerModel:
         self.calls.append(Call(self.changes, now))
         return self.calls[-1]
 
+    def begin(self, call: Call, now: float) -> None:
+        self.keep_time(now)
+        if call in self.probes():
+            call.begun = True
+            self.prove(now)
+
+    def prove(self, now: float) -> None:
+        self.proven += 1
+        if self.proven == self.settings.probes_to_close:
+            self.change(State.CLOSED)
+            self.closed_s = now
+
     def report(self, call: Call, ok: bool | None, now: float) -> None:
         self.keep_time(now)
         counts = not call.ended and call.born == self.changes
@@ -70,12 +87,10 @@ class BreakerModel:
         if not counts or ok is None:
             return
         if self.state is State.HALF_OPEN:
-            self.proven += ok
             if not ok:
                 self.trip(now)
-            elif self.proven == self.settings.probes_to_close:
-                self.change(State.CLOSED)
-                self.closed_s = now
+            elif not call.begun:
+                self.prove(now)
             return
         self.reports.append((now, ok))
         if not ok and self.is_bad(now):

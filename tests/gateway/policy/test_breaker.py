@@ -52,7 +52,9 @@ def tripped(now: float = 0.0) -> Breaker:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ok", "fail", "fail", "withdraw", "again", "hold", "well"]),
+        st.sampled_from(
+            ["ask", "ask", "ok", "fail", "fail", "withdraw", "again", "hold", "well", "begin"]
+        ),
         st.sampled_from([0.0, 0.0, 0.1, 0.9, 2.0, 5.0, 11.0]),
         st.integers(0, 30),
     ),
@@ -84,11 +86,15 @@ def test_the_breaker_does_what_the_slow_model_does(
             model.recovered(now)
         elif given_out:
             permit, expected = given_out[number % len(given_out)]
-            if step == "withdraw":
+            if step == "begin":
+                breaker.begun(permit, now)
+                model.begin(expected, now)
+            elif step == "withdraw":
                 breaker.withdraw(permit, now)
             else:
                 breaker.report(permit, step == "ok", now)
-            model.report(expected, None if step == "withdraw" else step == "ok", now)
+            if step != "begin":
+                model.report(expected, None if step == "withdraw" else step == "ok", now)
         model.keep_time(now)
         snapshot = breaker.snapshot(now)
         breaker.check()
@@ -160,6 +166,29 @@ def test_a_withdrawn_probe_gives_its_place_back_and_proves_nothing() -> None:
         assert permit is not None
         breaker.withdraw(permit, 2.0)
     assert breaker.state(2.0) is State.HALF_OPEN
+
+
+def test_a_probe_has_proved_it_as_soon_as_its_answer_begins() -> None:
+    breaker = tripped()
+    for _ in range(SETTINGS.probes_to_close):
+        permit = breaker.may_pass(2.0)
+        assert permit is not None
+        breaker.begun(permit, 2.0)
+        breaker.begun(permit, 2.0)
+    assert breaker.state(100.0) is State.CLOSED, "though none has ended"
+
+
+def test_a_probe_that_begins_and_then_fails_opens_it_again() -> None:
+    breaker = tripped()
+    good, bad = breaker.may_pass(2.0), breaker.may_pass(2.0)
+    assert good is not None
+    assert bad is not None
+    for permit in (good, bad):
+        breaker.begun(permit, 2.0)
+    breaker.report(good, True, 3.0)
+    assert breaker.state(3.0) is State.HALF_OPEN, "two of three; an end does not count again"
+    breaker.report(bad, False, 3.0)
+    assert breaker.state(3.0) is State.OPEN
 
 
 def test_probes_that_never_report_do_not_block_it_forever() -> None:

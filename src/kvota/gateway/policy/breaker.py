@@ -12,7 +12,8 @@
             set up wrongly (401), which is a fault. Two holds: the later end counts.
     ELAPSE  the open time is over; or the backend's health page, which had been bad, is good again:
             then what is left of the open time is let go, but not of a hold.
-    PROVE   `probes_to_close` probes succeeded.
+    PROVE   `probes_to_close` probes succeeded. A probe has when its first content is there, so that
+            long streams keep nobody waiting; it may still fail after that, and trips.
 
 Open time: `open_s` at first, times `open_growth` for every further trip up to `open_max_s`, all of
 it ± `jitter` so that many gateways do not come back together. It starts small again once the
@@ -108,6 +109,7 @@ class Permit:
     generation: int
     granted_s: float
     has_ended: bool = field(default=False, init=False)
+    has_proven: bool = field(default=False, init=False)  # as a probe, before its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,22 @@ class Breaker:
             self._probes.append(permit)
         return permit
 
+    def begun(self, permit: Permit, now: float) -> None:
+        """The attempt has its first content. It still ends, well or not."""
+        self._keep_time(now)
+        if permit in self._probes:
+            self._probes.remove(permit)
+            permit.has_proven = True
+            self._judge_probe(True, now)
+
     def report(self, permit: Permit, ok: bool, now: float) -> None:
-        """How the attempt went. Tell at the first token, not at the end of a long stream."""
+        """How the attempt went, at its end."""
         if not self._end(permit, now):
             return
-        if self._state is State.HALF_OPEN:
-            self._judge_probe(ok, now)
-        else:
+        if self._state is not State.HALF_OPEN:
             self._judge_call(ok, now)
+        elif not (ok and permit.has_proven):
+            self._judge_probe(ok, now)
 
     def withdraw(self, permit: Permit, now: float) -> None:
         """The attempt says nothing about the backend: the client left, or its request was wrong."""
@@ -249,7 +259,7 @@ class Breaker:
         permit.has_ended = True
         if permit.generation != self._generation:
             return False
-        if self._state is State.HALF_OPEN:
+        if self._state is State.HALF_OPEN and not permit.has_proven:
             self._probes.remove(permit)
         return True
 
