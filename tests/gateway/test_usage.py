@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import fcntl
 import os
 import random
@@ -327,3 +328,30 @@ class FlakyStore(UsageStore):
 
     def forget(self, segment: str) -> None:
         self._real.forget(segment)
+
+
+async def test_a_process_with_no_file_left_goes_on_and_flushes_later(
+    directory: Path, store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chore died of it, and the whole gateway with the chore."""
+    failures: list[StoreUnusable] = []
+    book = UsageBook(directory, store, on_failed=failures.append)
+    book.add(line(5))
+
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr("kvota.gateway.usage.os.open", no_more)
+        flushing = asyncio.create_task(book.keep_flushing(every_s=0.001))
+        async with asyncio.timeout(60):
+            while len(failures) < 2:  # noqa: ASYNC110 - another thread does it
+                await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while book.num_pending:  # noqa: ASYNC110 - another thread does it
+            await asyncio.sleep(0.001)
+    flushing.cancel()
+    await asyncio.gather(flushing, return_exceptions=True)
+    await asyncio.to_thread(book.close)
+    assert total(store) == 5
+    assert "Too many open files" in failures[0].message

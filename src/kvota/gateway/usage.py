@@ -160,16 +160,25 @@ class UsageBook:
         os.close(sealed)
 
     def _merge_unlocked(self) -> None:
-        for path in sorted(self._directory.glob(f"*{_SEALED_SUFFIX}")):
-            try:
-                file = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:
-                continue  # somebody else has merged it
-            try:
-                if _has_lock(file):
-                    self._merge(path, file)
-            finally:
-                os.close(file)
+        """Raises StoreUnusable, also for what the disk or the process's limits do not allow."""
+        try:
+            for path in sorted(self._directory.glob(f"*{_SEALED_SUFFIX}")):
+                self._merge_if_unlocked(path)
+        except OSError as error:
+            raise StoreUnusable(
+                f"Usage in {self._directory} cannot be merged: {error.strerror}."
+            ) from error
+
+    def _merge_if_unlocked(self, path: Path) -> None:
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return  # somebody else has merged it
+        try:
+            if _has_lock(file):
+                self._merge(path, file)
+        finally:
+            os.close(file)
 
     def _merge(self, path: Path, file: int) -> None:
         with os.fdopen(os.dup(file), "rb") as lines:
