@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import os
 import signal
 import sys
@@ -10,10 +11,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import psutil
 import pytest
 
 from kvota.core.clock import SystemClock
+from kvota.edge.supervision import NodeReady
 from kvota.gateway.node_life import Bounds, Probe, Reason, State
 from kvota.gateway.node_probe import NodeProbe
 from kvota.gateway.supervisor import Child, NeverServed, Supervisor
@@ -113,29 +116,38 @@ async def test_a_process_that_hangs_is_killed_and_replaced(
         assert watched.downs == [why]
 
 
+READY = NodeReady(model="m", max_model_len=1, kv_tokens=1, planned_bytes=1)
+
+
+def python(code: str, *looks: Probe, announces: bool) -> Supervisor:
+    """Over a process that runs `code`. Looks at it show `looks`, the last of them for ever."""
+    seen = itertools.chain(looks, itertools.repeat(looks[-1]))
+
+    async def look() -> Probe:
+        return next(seen)
+
+    announce = f"from kvota.edge.supervision import *; announce(NodeReady(**{_fields(READY)!r}))"
+    command = (sys.executable, "-c", code.replace("ANNOUNCE", announce))
+    child = Child(command=command, environment=os.environ, probe=look, announces=announces)
+    bounds = Bounds(silent_patience_s=1.0, drain_timeout_s=0.1, kill_grace_s=0.1)
+    return Supervisor(child, bounds, SystemClock(), new_log(io.StringIO()))
+
+
+def _fields(ready: NodeReady) -> dict[str, object]:
+    return msgspec.structs.asdict(ready)
+
+
 @pytest.mark.parametrize("own_session", [False, True])
 async def test_workers_that_hold_the_pipes_of_a_killed_process_do_not_keep_it_from_being_replaced(
     tmp_path: Path, own_session: bool
 ) -> None:
-    """As those of vLLM: waiting for the process waited for them as well."""
+    """As those of vLLM may: waiting for the process waited for them as well."""
     workers, num_fds = tmp_path / "workers", psutil.Process().num_fds()
     workers.touch()
-    looks = iter([Probe.FINE, *[Probe.SILENT] * 1000])
-
-    async def look() -> Probe:
-        return next(looks)
-
     start = f"Popen(['sleep', '3600'], start_new_session={own_session})"
     note = f"print({start}.pid, file=open({str(workers)!r}, 'a'))"
-    code = f"import time; from subprocess import Popen; {note}; time.sleep(3600)"
-    child = Child(
-        command=(sys.executable, "-c", code),
-        environment=os.environ,
-        probe=look,
-        announces=False,
-    )
-    bounds = Bounds(silent_patience_s=1.0, drain_timeout_s=0.1, kill_grace_s=0.1)
-    supervisor = Supervisor(child, bounds, SystemClock(), new_log(io.StringIO()))
+    code = f"import time; from subprocess import Popen; {note}; ANNOUNCE; time.sleep(3600)"
+    supervisor = python(code, Probe.SILENT, announces=True)
     await supervisor.start()
     watching = asyncio.create_task(supervisor.watch())
     try:
@@ -148,6 +160,34 @@ async def test_workers_that_hold_the_pipes_of_a_killed_process_do_not_keep_it_fr
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         await until(lambda: psutil.Process().num_fds() <= num_fds, "all pipes to be closed")
+
+
+async def test_what_a_foreign_engine_writes_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
+    """vLLM logs to standard output, also why it cannot start."""
+    code = "import time; print('CUDA out of memory', flush=True); time.sleep(3600)"
+    supervisor = python(code, Probe.FINE, announces=False)
+    await supervisor.start()
+    seen: list[str] = []
+
+    def has_come() -> bool:
+        seen.append(capfd.readouterr().err)
+        return "CUDA out of memory" in "".join(seen)
+
+    await until(has_come, "its words")
+    await supervisor.stop()
+
+
+async def test_a_process_that_writes_much_without_a_line_break_is_heard_and_not_held_up(
+    tmp_path: Path,
+) -> None:
+    wrote = tmp_path / "wrote"
+    much = "import sys, time; sys.stdout.write('x' * 500_000 + chr(10)); sys.stdout.flush()"
+    code = f"{much}; ANNOUNCE; {much}; open({str(wrote)!r}, 'w'); time.sleep(3600)"
+    supervisor = python(code, Probe.FINE, announces=True)
+    await supervisor.start()
+    assert supervisor.ready == READY
+    await until(wrote.exists, "all to be written")
+    await supervisor.stop()
 
 
 async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder: Path) -> None:

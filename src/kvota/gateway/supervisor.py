@@ -29,6 +29,7 @@ from kvota.telemetry.log import Log
 PROBE_EVERY_S: Final = 1.0
 TICK_S: Final = 0.25
 KILLED_POLL_S: Final = 0.01
+STDERR: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Child:
     """What to start, and how to look at it.
 
     `announces`: it says on standard output when it serves (our node does). Otherwise it serves as
-    soon as a probe is fine.
+    soon as a probe is fine, and what it writes there (vLLM: its log) goes to our standard error.
     """
 
     command: Sequence[str]
@@ -184,7 +185,7 @@ class Supervisor:
         self._process = await asyncio.create_subprocess_exec(
             *leashed(child.command),
             stdin=PIPE,
-            stdout=PIPE,
+            stdout=PIPE if child.announces else STDERR,
             env=dict(child.environment),
             start_new_session=True,
         )
@@ -197,8 +198,9 @@ class Supervisor:
 
     async def _hear(self, process: Process) -> None:
         """Wait until it says that it serves, and empty the pipe for ever after."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
+        if process.stdout is None:
+            return
+        while line := await _next_line(process.stdout):
             ready = read_ready(line)
             if ready is not None and process is self._process:
                 self.ready = ready
@@ -256,6 +258,13 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+async def _next_line(output: asyncio.StreamReader) -> bytes:
+    """Empty at the end. What is too long for the reader's buffer is passed over."""
+    while True:
+        with contextlib.suppress(ValueError):
+            return await output.readline()
 
 
 def _end_group(pid: int) -> None:
