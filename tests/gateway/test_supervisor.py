@@ -1,14 +1,17 @@
 """The supervisor over real processes: a light node that dies, hangs and grows on demand."""
 
 import asyncio
+import errno
 import io
 import itertools
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -188,6 +191,38 @@ async def test_a_process_that_writes_much_without_a_line_break_is_heard_and_not_
     assert supervisor.ready == READY
     await until(wrote.exists, "all to be written")
     await supervisor.stop()
+
+
+async def test_a_process_that_cannot_be_started_just_now_is_started_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor died of it, and the whole gateway with it."""
+    watched, tries = Watched(folder), []
+    start = asyncio.create_subprocess_exec
+
+    async def start_or_fail(*command: str, **how: Any) -> Process:
+        tries.append(command)
+        if len(tries) in (2, 3):
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*command, **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_or_fail)
+    async with watched.running() as supervisor:
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: len(tries) == 4 and supervisor.is_up, "another")
+    assert watched.log.getvalue().count("Resource temporarily unavailable") == 2
+
+
+async def test_the_first_start_may_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: str, **__: Any) -> Process:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    supervisor = python("", Probe.FINE, announces=True)
+    with pytest.raises(NeverServed) as failed:
+        await supervisor.start()
+    assert failed.value.status == 1
 
 
 async def test_a_process_that_grows_past_its_bound_drains_and_is_replaced(folder: Path) -> None:

@@ -181,20 +181,30 @@ class Supervisor:
             self._notice_exit()
 
     async def _spawn(self) -> None:
-        child = self._child
-        self._process = await asyncio.create_subprocess_exec(
-            *leashed(child.command),
-            stdin=PIPE,
-            stdout=PIPE if child.announces else STDERR,
-            env=dict(child.environment),
-            start_new_session=True,
-        )
+        try:
+            self._process = await self._started()
+        except OSError as error:  # no memory, or too many files or processes: it may pass
+            self._log.error("engine cannot be started", why=error.strerror)
+            self._status = 1
+            self._life.started(self._clock.now())
+            self._life.exited(self._clock.now())
+            return
         self._life.started(self._clock.now())
         self._probe_due_s = self._clock.now() + PROBE_EVERY_S
         self._beside = [
             asyncio.create_task(self._hear(self._process)),
             asyncio.create_task(self._wait(self._process)),
         ]
+
+    async def _started(self) -> Process:
+        child = self._child
+        return await asyncio.create_subprocess_exec(
+            *leashed(child.command),
+            stdin=PIPE,
+            stdout=PIPE if child.announces else STDERR,
+            env=dict(child.environment),
+            start_new_session=True,
+        )
 
     async def _hear(self, process: Process) -> None:
         """Wait until it says that it serves, and empty the pipe for ever after."""
