@@ -9,7 +9,7 @@ import pytest
 
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.encoder import load_encoder
-from kvota.model.encoder_source import is_encoder
+from kvota.model.encoder_source import is_encoder, open_encoder
 from tests.support.tiny_encoder import CONFIG, WORDS, reference_vector, write_tiny_encoder
 
 TEXTS = ([2, 4, 6, 3], [2, 3], [2, 5, 8, 9, 10, 7, 1, 3], [2, 9, 4, 3])
@@ -70,6 +70,66 @@ def test_an_encoder_is_told_from_a_model_that_writes(tmp_path: Path) -> None:
     assert is_encoder(tmp_path / "encoder")
     assert not is_encoder(tmp_path / "writer")
     assert not is_encoder(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "pooling"), [("cls", "cls"), (["cls"], "cls"), ("mean", "mean")]
+)
+def test_pooling_is_read_as_it_is_spelled_since_2025(
+    tmp_path: Path, spelled: str | list[str], pooling: str
+) -> None:
+    """It was not known, and the mean was taken without a word."""
+    write_tiny_encoder(tmp_path)
+    config = tmp_path / "1_Pooling" / "config.json"
+    config.write_text(json.dumps({"embedding_dimension": 24, "pooling_mode": spelled}))
+    assert open_encoder(tmp_path).shape.pooling == pooling
+
+
+def test_pooling_is_read_where_the_modules_say(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path, pooling="cls_token")
+    (tmp_path / "1_Pooling").rename(tmp_path / "1_Other")
+    kinds = ("Transformer", "Pooling")
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    modules[1]["path"] = "1_Other"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    shape = open_encoder(tmp_path).shape
+    assert (shape.pooling, shape.is_normalized) == ("cls", False)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "module", "words"),
+    [
+        ("lasttoken", "Normalize", "pools by lasttoken"),
+        (["mean", "max"], "Normalize", "pools by max, pooling_mode_mean_tokens"),
+        ("mean", "Dense", r"modules.json.*Dense"),
+    ],
+)
+def test_what_would_give_other_vectors_is_refused(
+    tmp_path: Path, pooling: object, module: str, words: str
+) -> None:
+    write_tiny_encoder(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    modules = [{"type": f"models.{kind}"} for kind in ("Transformer", "Pooling", module)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnsupportedModel, match=words):
+        open_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]"])
+def test_modules_that_are_none_are_named(tmp_path: Path, content: str) -> None:
+    write_tiny_encoder(tmp_path)
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(ModelError, match=r"modules\.json"):
+        open_encoder(tmp_path)
+
+
+def test_positions_that_the_table_lacks_are_refused(tmp_path: Path) -> None:
+    """They were read as zeros."""
+    write_tiny_encoder(tmp_path, max_len=None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with pytest.raises(ModelError, match=r"may have 64 tokens, and .* has 32 rows"):
+        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize(

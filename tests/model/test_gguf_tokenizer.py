@@ -178,6 +178,17 @@ def test_turn_ends_are_the_declared_ids_and_the_known_control_tokens() -> None:
     assert tokenizer(bpe_metadata(eot_token_id=5, eom_token_id=6)).eos_ids == {5, 6, end}
 
 
+def test_a_turn_also_ends_with_a_chats_own_token_that_a_converter_took_for_a_users() -> None:
+    """As llama.cpp has it. Every answer went on to `max_tokens`."""
+    keys = bpe_metadata(eos_token_id=None)
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    end = tokens.index("<|im_end|>")
+    keys["tokenizer.ggml.token_type"] = [
+        USER_DEFINED if at == end else t for at, t in enumerate(types)
+    ]
+    assert tokenizer(keys).eos_ids == {end}
+
+
 def test_the_template_for_tools_is_kept_beside_the_usual_one() -> None:
     keys = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T"}
     made = tokenizer({**bpe_metadata(), **keys})

@@ -28,6 +28,17 @@ def read_with(folder: Path, **config: Any) -> TokenizerParts:
     return read_hf_tokenizer(folder)
 
 
+A: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
+B: dict[str, Any] = {"Sequence": {"id": "B", "type_id": 0}}
+FRAME: dict[str, Any] = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, A],
+    "pair": [A, B],
+}
+ADDED = {"id": "x", "ids": [400_000_000], "tokens": ["x"]}
+BAD_MAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+
+
 def test_roles_come_from_the_configuration(folder: Path) -> None:
     parts = read_hf_tokenizer(folder)
     assert (parts.bos_id, parts.eos_id, parts.pad_id) == (IM_START_ID, IM_END_ID, None)
@@ -206,4 +217,23 @@ def test_an_id_far_beyond_any_vocabulary_is_named_and_takes_no_memory(folder: Pa
     with pytest.raises(
         ModelError, match=r"tokenizer\.json: gives the token 'Ġthe' the id 2147483648"
     ):
+        read_hf_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"post_processor": FRAME | {"special_tokens": {"x": ADDED}}}, "adds the id 400000000"),
+        ({"post_processor": FRAME | {"single": [B], "special_tokens": {}}}, "cannot|leaves out"),
+        ({"normalizer": BAD_MAP}, "cannot"),
+        ({"model": {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "?"}}, "cannot encode"),
+    ],
+)
+def test_a_tokenizer_that_cannot_encode_is_named(
+    folder: Path, change: dict[str, Any], words: str
+) -> None:
+    """The library raises bare exceptions and panics for these."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=rf"tokenizer\.json.*({words})"):
         read_hf_tokenizer(folder)

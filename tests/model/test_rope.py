@@ -79,6 +79,11 @@ def test_only_the_rotary_part_of_a_head_turns() -> None:
     [
         (Rope(theta=100.0, rotary_dim=128), "128 does not fit a head of 64"),
         (Rope(theta=100.0, rotary_dim=15), "15 does not fit"),
+        (Rope(theta=1e-300), "no frequencies"),  # as doubles they would be some
+        (
+            Rope(theta=9.0, kind=RopeKind.YARN, original_max_position=64, attention_factor=-1e300),
+            "no frequencies",
+        ),
         (Rope(theta=100.0, kind=RopeKind.YARN, factor=2.0), "yarn needs the context length"),
         (Rope(theta=100.0, kind=RopeKind.FACTORS, frequency_factors=(1.0,)), "1 factors for 32"),
         (Rope(theta=1.0, kind=RopeKind.YARN, original_max_position=64), "yarn .* no frequencies"),

@@ -211,7 +211,8 @@ def remove(name: str, cache_dir: Path, known: Mapping[str, KnownModel] = KNOWN_M
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        raise ModelError(f"{folder}: cannot be deleted: {error.strerror}.") from error
+        why = error.strerror or error
+        raise ModelError(f"{folder}: cannot be deleted: {why}.") from error
     return True
 
 

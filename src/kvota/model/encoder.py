@@ -11,7 +11,7 @@ import tokenizers
 from kvota.core.errors import ModelError
 from kvota.model.compiled import return_free_memory
 from kvota.model.encoder_graph import IDS, MASK, build_encoder
-from kvota.model.encoder_source import WORDS, EncoderSource, open_encoder
+from kvota.model.encoder_source import POSITIONS, WORDS, EncoderSource, open_encoder
 from kvota.model.hf_tokenizer import read_hf_tokenizer
 from kvota.model.naming import naming
 from kvota.model.threads import usable_cores
@@ -94,6 +94,12 @@ def _check_fit(source: EncoderSource, tokenizer: tokenizers.Tokenizer) -> None:
         raise ModelError(
             f"the tokenizer has ids up to {highest:,}, but the model {num_rows:,} tokens. They do "
             "not belong together; fetch both again."
+        )
+    num_positions = source.rows_of(POSITIONS)
+    if num_positions < source.shape.max_len:
+        raise ModelError(
+            f"texts may have {source.shape.max_len} tokens, and {POSITIONS} has {num_positions} "
+            "rows. Correct max_position_embeddings, or fetch both again."
         )
     num_framed = len(tokenizer.encode("a").ids)
     if num_framed > source.shape.max_len:

@@ -11,7 +11,14 @@ import openvino as ov
 import openvino.opset13 as op
 from openvino import Node
 
-from kvota.model.encoder_source import WORDS, Array, EncoderShape, EncoderSource, Pooling
+from kvota.model.encoder_source import (
+    POSITIONS,
+    WORDS,
+    Array,
+    EncoderShape,
+    EncoderSource,
+    Pooling,
+)
 
 IDS, MASK = "input_ids", "attention_mask"
 _MASKED = -1e9  # added to a score before the softmax
@@ -39,8 +46,7 @@ def build_encoder(source: EncoderSource) -> ov.Model:
 def _embeddings(source: EncoderSource, ids: Node) -> Node:
     shape, size = source.shape, source.shape.hidden_size
     words = source.read(WORDS, source.rows_of(WORDS), size)
-    table = "embeddings.position_embeddings.weight"
-    positions = source.read(table, source.rows_of(table), size)
+    positions = source.read(POSITIONS, source.rows_of(POSITIONS), size)
     kinds = "embeddings.token_type_embeddings.weight"
     first_kind = source.read(kinds, source.rows_of(kinds), size)[0]
     axis = op.constant(0, np.int64)

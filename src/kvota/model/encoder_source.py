@@ -3,12 +3,13 @@
 config.json                  the BERT architecture
 model.safetensors            weights, with or without a leading `bert.`
 tokenizer.json               a fast tokenizer, with [CLS] and [SEP] in its post-processor
+modules.json                 what makes a vector: a transformer, its pooling, and maybe length 1
 1_Pooling/config.json        how token vectors become one; the mean where it is missing
-modules.json                 whether the vector is brought to length 1
 sentence_bert_config.json    how many tokens it was trained for
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +27,13 @@ from kvota.model.safetensors_file import SafetensorsWeight, read_tensors
 Array = npt.NDArray[np.float32]
 MODEL_TYPES: Final = ("bert",)
 WORDS: Final = "embeddings.word_embeddings.weight"
+POSITIONS: Final = "embeddings.position_embeddings.weight"
 _ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+_POOLING_NAMES: Final[Mapping[str, str]] = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+}
 _PREFIX: Final = "bert."
 _COUNT_MAX: Final = 2**31 - 1
 
@@ -115,6 +122,7 @@ def _shape(directory: Path) -> EncoderShape:
     if hidden % heads:
         raise ModelError(f"{path}: hidden_size {hidden} is no multiple of {heads} heads.")
     positions = _count(path, config, "max_position_embeddings")
+    modules = _modules(directory)
     trained = _read_json(directory / "sentence_bert_config.json").get("max_seq_length")
     return EncoderShape(
         hidden_size=hidden,
@@ -123,8 +131,8 @@ def _shape(directory: Path) -> EncoderShape:
         intermediate_size=_count(path, config, "intermediate_size"),
         layer_norm_eps=Settings(config, str(path)).positive("layer_norm_eps", 1e-12),
         activation=activation,
-        pooling=_pooling(directory),
-        is_normalized=_is_normalized(directory),
+        pooling=_pooling(directory, modules),
+        is_normalized=_is_normalized(modules),
         max_len=min(positions, trained) if isinstance(trained, int) and trained > 2 else positions,
     )
 
@@ -137,10 +145,18 @@ def _count(path: Path, config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _pooling(directory: Path) -> Pooling:
+def _pooling(directory: Path, modules: Sequence[Mapping[str, Any]] | None) -> Pooling:
+    """As the module for it says. Two spellings: a flag for each way, and since 2025 its name."""
     path = directory / "1_Pooling" / "config.json"
+    for module in modules or ():
+        if _kind_of(module) == "Pooling" and isinstance(module.get("path"), str):
+            path = directory / module["path"] / "config.json"
     config = _read_json(path)
     chosen = {name for name, value in config.items() if name.startswith("pooling_mode_") and value}
+    named = config.get("pooling_mode")
+    if named is not None:
+        ways = named if isinstance(named, list) else [named]
+        chosen |= {_POOLING_NAMES.get(str(way), str(way)) for way in ways}
     if not chosen or chosen == {"pooling_mode_mean_tokens"}:
         return Pooling.MEAN
     if chosen == {"pooling_mode_cls_token"}:
@@ -148,11 +164,33 @@ def _pooling(directory: Path) -> Pooling:
     raise unsupported(str(path), f"it pools by {', '.join(sorted(chosen))}.", tuple(Pooling))
 
 
-def _is_normalized(directory: Path) -> bool:
+def _modules(directory: Path) -> Sequence[Mapping[str, Any]] | None:
+    """What makes a vector of a text, in turn. None: the directory does not say."""
     path = directory / "modules.json"
     if not path.is_file():
+        return None
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not valid JSON: {error}.") from error
+    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
+        raise ModelError(f"{path}: must be a list of modules.")
+    for module in listed:
+        if _kind_of(module) not in _MODULES:
+            raise unsupported(str(path), f"it has a module {module.get('type')!r}.", _MODULES)
+    return listed
+
+
+def _kind_of(module: Mapping[str, Any]) -> str:
+    return str(module.get("type")).rpartition(".")[2]
+
+
+def _is_normalized(modules: Sequence[Mapping[str, Any]] | None) -> bool:
+    if modules is None:
         return True  # clients compare by angle; a plain BERT directory does not say
-    return b".Normalize" in path.read_bytes()
+    return any(_kind_of(module) == "Normalize" for module in modules)
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -48,6 +48,13 @@ TURN_ENDS = frozenset(
 )
 
 
+# Those of them that chats are made of. They end a turn also where a converter took them for a
+# user's own tokens, as llama.cpp has it; the others may be part of a text then.
+_CHAT_ENDS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<end_of_utterance>"}
+)
+
+
 class TokenType(IntEnum):
     """`tokenizer.ggml.token_type`."""
 
@@ -205,7 +212,9 @@ def _with_roles(
     adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     control = vocabulary.of_type(TokenType.CONTROL)
+    own = vocabulary.of_type(TokenType.USER_DEFINED)
     named = {token_id for text, token_id in control.items() if text in TURN_ENDS}
+    named |= {token_id for text, token_id in own.items() if text in _CHAT_ENDS}
     declared = {token_id for token_id in (eos, role("eot"), role("eom")) if token_id is not None}
     return TokenizerParts(
         core=core,

@@ -35,7 +35,7 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     """Read the directory's tokenizer. Raises ModelError naming the file that is missing or bad."""
     core = _load_core(directory / "tokenizer.json")
     names = _SpecialTokens.read(directory, core)
-    prefix, suffix = _frame(core)
+    prefix, suffix = _frame(core, directory / "tokenizer.json")
     if names.config_class.startswith(_FRAMED_BY_CONFIG):
         prefix = _override(prefix, wanted=names.config.get("add_bos_token"), token=names.bos)
         suffix = _override(suffix, wanted=names.config.get("add_eos_token"), token=names.eos)
@@ -94,7 +94,9 @@ def _load_core(path: Path) -> tokenizers.Tokenizer:
     _check_merges(path)
     try:
         core = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception, for bad files only
+    except BaseException as error:  # the library raises bare Exception, and panics of its own
+        if not _is_the_librarys(error):
+            raise
         raise ModelError(f"{path} cannot be read: {error}.") from error
     _check_ids(core, path)
     core.no_truncation()  # a training-time limit may be stored; ours is max_model_len
@@ -136,13 +138,31 @@ def _check_ids(core: tokenizers.Tokenizer, path: Path) -> None:
         )
 
 
-def _frame(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _frame(core: tokenizers.Tokenizer, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the stored post-processor puts before and after a text."""
-    bare = core.encode("a", add_special_tokens=False).ids
-    framed = core.encode("a", add_special_tokens=True).ids
+    try:
+        bare = core.encode("a", add_special_tokens=False).ids
+        framed = core.encode("a", add_special_tokens=True).ids
+    except BaseException as error:  # the library raises bare Exception, and panics of its own
+        if not _is_the_librarys(error):
+            raise
+        raise ModelError(f"{path} cannot encode a text: {error}. Fetch it again.") from error
     num_added = len(framed) - len(bare)
-    start = next(at for at in range(num_added + 1) if framed[at : at + len(bare)] == bare)
-    return tuple(framed[:start]), tuple(framed[start + len(bare) :])
+    starts = [at for at in range(num_added + 1) if framed[at : at + len(bare)] == bare]
+    if not starts:
+        raise ModelError(f"{path}: its post_processor leaves out the text. Fetch it again.")
+    prefix, suffix = framed[: starts[0]], framed[starts[0] + len(bare) :]
+    for token_id in (*prefix, *suffix):
+        if core.id_to_token(token_id) is None:
+            raise ModelError(
+                f"{path}: its post_processor adds the id {token_id}, which is no token's. "
+                "Fetch it again."
+            )
+    return tuple(prefix), tuple(suffix)
+
+
+def _is_the_librarys(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _override(stored: tuple[int, ...], *, wanted: Any, token: int | None) -> tuple[int, ...]:

@@ -42,7 +42,8 @@ def rotation(rope: Rope, head_size: int, context_len: int) -> Rotation:
         raise UnsupportedModel(f"rotary dimension {dim} does not fit a head of {head_size}")
     try:
         with np.errstate(all="ignore"):
-            frequencies, scale = _frequencies(rope, dim, context_len), _scale(rope)
+            frequencies = _frequencies(rope, dim, context_len).astype(np.float32)
+            scale = float(np.float32(_scale(rope)))
     except (ArithmeticError, ValueError) as error:
         raise UnsupportedModel(f"rope {rope.kind} gives no frequencies: {error}") from error
     if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
@@ -51,7 +52,7 @@ def rotation(rope: Rope, head_size: int, context_len: int) -> Rotation:
         raise UnsupportedModel(
             f"rope {rope.kind} has {len(frequencies)} factors, but {dim // 2} pairs to turn"
         )
-    return Rotation(frequencies.astype(np.float32), scale)
+    return Rotation(frequencies, scale)
 
 
 def _frequencies(rope: Rope, dim: int, context_len: int) -> _Floats:

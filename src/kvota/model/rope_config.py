@@ -34,7 +34,10 @@ def rope_of(config: Settings, head_size: int, *, theta: float = DEFAULT_THETA) -
     original = _original_max_position(config, table, kind)
     is_llama3 = kind is RopeKind.LLAMA3
     is_longrope = kind is RopeKind.LONGROPE
-    rotary_dim = int(head_size * _in_or_beside(table, config, "partial_rotary_factor", 1.0))
+    part = _in_or_beside(table, config, "partial_rotary_factor", 1.0)
+    if part > 1.0:
+        raise table.wrong("partial_rotary_factor", "above 0 and at most 1")
+    rotary_dim = int(head_size * part)
     return Rope(
         theta=_in_or_beside(table, config, "rope_theta", theta),
         kind=kind,
