@@ -4,7 +4,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, UndefinedError
 
 from kvota.model.template_sandbox import ChatEnvironment, TooMuchWork, WorkBudget, render_bounded
 
@@ -27,6 +27,8 @@ def render(source: str, budget: WorkBudget | None = None, **variables: Any) -> s
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
         "{% for i in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 40 }}{% endfor %}",
         "{% for i in range(99999) if false %}{% endfor %}" * 20,
+        "{% set n = namespace(d=0) %}{% block a %}{% set n.d = n.d + 1 %}{% if n.d < 40 %}"
+        "{{ self.a() }}{{ self.a() }}{% endif %}{% set n.d = n.d - 1 %}{% endblock %}",
     ],
 )
 def test_work_without_end_is_stopped(source: str) -> None:
@@ -53,6 +55,11 @@ def test_the_usual_budget_of_steps_ends_too() -> None:
         "{{ [0] * 10000000000 }}",
         "{{ [1] + [0] * 15999999 + [1] * 15999999 }}",
         "{% set s = 'a' * 9999999 %}{{ s }}{{ s }}",
+        "{{ ('a' * 20000) | replace('a', 'b' * 40000) }}",
+        "{{ ('a' * 20000).replace('a', 'b' * 40000) }}",
+        "{{ ('b' * 100000).join([''] * 20000) }}",
+        "{{ ([''] * 20000) | join('b' * 100000) }}",
+        "{{ ('a\\n' * 4000000) | indent(16) }}",
     ],
 )
 def test_text_without_end_is_stopped(source: str) -> None:
@@ -68,6 +75,13 @@ def test_text_without_end_is_stopped(source: str) -> None:
         "{{ '%99999999999d' % 1 }}",
         "{{ '{:>99999999999}'.format(1) }}",
         "{{ [1] | tojson(indent=99999999) }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%-.*f' % (1000000000, 1) }}",
+        "{{ '{:{w}}'.format('x', w=1000000000) }}",
+        "{{ '%*d' | format(1000000000, 1) }}",
+        "{{ 'a' | indent(1000000000) }}",
+        "{{ [1] | batch(200000000, 'x') | list }}",
+        "{{ [1] | slice(20000000) | list }}",
     ],
 )
 def test_a_number_cannot_make_a_text_long(source: str) -> None:
@@ -79,6 +93,32 @@ def test_a_number_cannot_make_a_text_long(source: str) -> None:
 def test_padding_methods_are_out_of_reach(method: str) -> None:
     with pytest.raises(SecurityError):
         render("{{ 'a'." + method + "(9) }}")
+
+
+def test_numbers_have_no_bytes_and_nobody_makes_up_a_text() -> None:
+    with pytest.raises(SecurityError):
+        render("{{ (1).to_bytes(1000000000, 'big') }}")
+    with pytest.raises(UndefinedError, match="lipsum"):
+        render("{{ lipsum(n=30000) }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a-b-a' | replace('a', 'c') }} {{ 'a-a' | replace('a', 'c', 1) }}", "c-b-c c-a"),
+        ("{{ 'a-b'.replace('a', 'c') }} {{ 'a-a'.replace('a', 'c', 1) }}", "c-b c-a"),
+        ("{{ [1, 'b'] | join(', ') }} {{ ['a'] | join }}", "1, b a"),
+        ("{{ items | join('/', attribute='name') }}", "x/y"),
+        ("{{ ', '.join(items | map(attribute='name')) }}", "x, y"),
+        ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
+        ("{{ '%s-%03d' | format('a', 7) }}", "a-007"),
+        ('{{ \'{{"name": "{}"}}\'.format(1) }}', '{"name": "1"}'),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }}", "[[1, 2], [3, 0]]"),
+        ("{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3]]"),
+    ],
+)
+def test_what_is_bounded_does_what_jinja_does(source: str, text: str) -> None:
+    assert render(source, items=[{"name": "x"}, {"name": "y"}]) == text
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ sandbox nor hold a thread: Jinja runs in the process, and a loop cannot be inter
 outside. Before compiling, the syntax tree is changed so that the template pays for its own work:
 
     for …          one step per pass, nested loops included
-    macro          one step per call
+    f(…)           one step per call: macros, blocks and methods too
     range(n)       n steps
-    a ~ b          like +, * and **: refused when the result would be too long
+    a ~ b          like +, *, **, join and replace: refused when the result would be too long
 
 A step also looks at the thread's CPU time, which covers costly work between two steps.
 """
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from jinja2 import Template, nodes
+from jinja2 import Environment, Template, filters, nodes, pass_environment
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -31,12 +31,13 @@ CPU_S_MAX = 1.0
 CHARS_MAX = 16_000_000  # of the output, and of any text on the way; also items of a list
 EXPONENT_MAX = 64
 INDENT_MAX = 16
+PARTS_MAX = 10_000  # that a list is cut or filled up into
 
 _SPEND, _JOIN = "_spend", "_join"
-# They make a text longer than its operands by a number in the template.
-_PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-_PADDING_FILTERS = ("center", "indent", "format")
-_WIDE_FIELD = re.compile(r"\d{4}")
+# They make something longer than its operands by a number in the template.
+_PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"})
+_WIDE_FIELD = re.compile(r"\d{4}|%[-+ #0-9.]*\*")  # the latter: a width that is an argument
+_FIELD_IN_FIELD = re.compile(r"\{[^{}]*\{")  # the same for str.format
 
 
 class TooMuchWork(TemplateError):
@@ -77,8 +78,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             extensions=[LoopControlExtension, _GenerationTag],
         )
         self.filters["tojson"] = _to_json
-        for name in _PADDING_FILTERS:
-            del self.filters[name]
+        del self.filters["center"]
+        self.filters |= {
+            "indent": _indent, "format": _format, "replace": _replace, "join": _join_list,
+            "batch": _batch, "slice": _slice,
+        }  # fmt: skip
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals[_JOIN] = _join
@@ -105,6 +110,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, WorkBudget):
             return obj.spend()  # the short way: this runs in every pass of every loop
+        budget = context.get(_SPEND)
+        if isinstance(budget, WorkBudget):
+            budget.spend()
+        if isinstance(text := getattr(obj, "__self__", None), str):
+            args = _checked(text, obj.__name__, args)
         method = getattr(obj, "__wrapped__", None)  # the sandbox wraps str.format, and only that
         if isinstance(owner := getattr(method, "__self__", None), str):
             _check_fields(owner)
@@ -123,14 +133,9 @@ def render_bounded(template: Template, variables: Mapping[str, Any], budget: Wor
 
 
 class _Metered(NodeTransformer):
-    """Puts a step into every loop and macro, and makes `~` a call that can be bounded."""
+    """Puts a step into every loop, and makes `~` a call that can be bounded."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
-        node.body.insert(0, _spend_statement(node))
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
         self.generic_visit(node)
         node.body.insert(0, _spend_statement(node))
         return node
@@ -188,6 +193,70 @@ def _join(*parts: Any) -> str:
     return "".join(texts)
 
 
+def _checked(text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a text's method, once its result is known not to be too long."""
+    if method == "join" and args:
+        args = (list(args[0]), *args[1:])
+        _check_joined(text, args[0])
+    elif method == "replace" and len(args) > 1:
+        _check_replaced(text, args[0], args[1])
+    return args
+
+
+def _check_joined(between: str, parts: list[Any]) -> None:
+    _check_length(len(between) * len(parts) + sum(len(str(part)) for part in parts))
+
+
+def _check_replaced(text: str, old: Any, new: Any) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        _check_length(len(text) + text.count(old) * len(new))
+
+
+def _replace(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    whole, before, after = str(text), str(old), str(new)
+    _check_replaced(whole, before, after)
+    return whole.replace(before, after, -1 if count is None else count)
+
+
+@pass_environment
+def _join_list(
+    environment: Environment, parts: Any, d: str = "", attribute: str | int | None = None
+) -> str:
+    listed = list(parts)
+    if attribute is not None:
+        listed = list(map(filters.make_attrgetter(environment, attribute), listed))
+    _check_joined(d, listed)
+    return d.join(map(str, listed))
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    size = len(width) if isinstance(width, str) else width
+    if size > INDENT_MAX:
+        raise TooMuchWork(f"it indents by more than {INDENT_MAX}")
+    _check_length(len(text) + size * (text.count("\n") + 1))
+    return filters.do_indent(text, width, first, blank)
+
+
+def _format(text: str, *args: Any, **kwargs: Any) -> str:
+    _check_fields(text)
+    return filters.do_format(text, *args, **kwargs)
+
+
+def _batch(items: Any, linecount: int, fill_with: Any = None) -> Any:
+    _check_parts(linecount)
+    return filters.do_batch(items, linecount, fill_with)
+
+
+def _slice(items: Any, slices: int, fill_with: Any = None) -> Any:
+    _check_parts(slices)
+    return filters.sync_do_slice(items, slices, fill_with)
+
+
+def _check_parts(number: int) -> None:
+    if number > PARTS_MAX:
+        raise TooMuchWork(f"it makes more than {PARTS_MAX:,} parts of a list")
+
+
 def _repeated_length(left: Any, right: Any) -> int:
     for sequence, times in ((left, right), (right, left)):
         if hasattr(sequence, "__len__") and isinstance(times, int):
@@ -201,5 +270,6 @@ def _check_length(length: int) -> None:
 
 
 def _check_fields(template: str) -> None:
-    if _WIDE_FIELD.search(template):
+    is_nested = _FIELD_IN_FIELD.search(template.replace("{{", "").replace("}}", ""))
+    if is_nested or _WIDE_FIELD.search(template):
         raise TooMuchWork("it pads a text too far")
