@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvota.core.errors import ModelError, UnsupportedModel
 from kvota.model.catalog import DEFAULT_MODEL, cache_dir_of, fetch
 from kvota.model.gguf_source import read_gguf_metadata
-from kvota.model.gguf_tokenizer import read_gguf_tokenizer
+from kvota.model.gguf_tokenizer import merges_by_score, read_gguf_tokenizer
 from kvota.model.token_pieces import byte_level_alphabet
 from kvota.model.tokenizer import Tokenizer
 
@@ -304,3 +304,12 @@ def test_the_default_model_spells_any_text_of_the_bytes_it_has(
         assert own.decode(own.encode(whole, allow_special=False)) == whole
 
     spells()
+
+
+@pytest.mark.parametrize(
+    "tokens", [["a" * 1001], [letter * n for letter in "abcd" for n in range(1, 600)]]
+)
+def test_a_vocabulary_of_merges_without_end_is_refused(tokens: list[str]) -> None:
+    """3 MB of them took 6 GB."""
+    with pytest.raises(ModelError, match="made of others"):
+        merges_by_score({token: at for at, token in enumerate(tokens)}, [0.0] * len(tokens))

@@ -48,6 +48,9 @@ TURN_ENDS = frozenset(
 )
 
 
+PIECE_CHARS_MAX = 1_000  # of one token; real ones have some dozens
+MERGED_CHARS_MAX = 100_000_000  # in all merges; 256,000 tokens of a large model have 10 million
+
 # Those of them that chats are made of. They end a turn also where a converter took them for a
 # user's own tokens, as llama.cpp has it; the others may be part of a text then.
 _CHAT_ENDS = frozenset(
@@ -174,14 +177,27 @@ def merges_by_score(tokens: Mapping[str, int], scores: Sequence[float]) -> list[
 
     SentencePiece joins the neighbours whose join scores best. A list of merges in falling order
     of that score does the same. `tokens` maps a text to its index in `scores`.
+
+    Raises ModelError for a vocabulary that would make more of them than memory and time allow.
     """
     by_score = sorted(tokens, key=lambda token: (-scores[tokens[token]], tokens[token]))
-    return [
-        (token[:cut], token[cut:])
-        for token in by_score
-        for cut in range(1, len(token))
-        if token[:cut] in tokens and token[cut:] in tokens
-    ]
+    merges: list[tuple[str, str]] = []
+    chars_left = MERGED_CHARS_MAX
+    for token in by_score:
+        chars_left -= len(token)
+        if len(token) > PIECE_CHARS_MAX or chars_left < 0:
+            raise ModelError(
+                f"The GGUF's vocabulary has tokens of {len(token):,} characters, or too many that "
+                "are made of others; no tokenizer needs them. Fetch the file again."
+            )
+        halves = [
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in tokens and token[cut:] in tokens
+        ]
+        chars_left -= len(token) * len(halves)
+        merges += halves
+    return merges
 
 
 def _tokenizer(
