@@ -362,6 +362,21 @@ async def test_places_of_a_long_request_are_kept_by_renewing(
     await limits.close()
 
 
+async def test_renewing_brings_no_place_back_that_has_ended_meanwhile(
+    redis_url: str, clock: ManualClock
+) -> None:
+    """It held its key's place for half a minute, with nothing running."""
+    store = RedisLimitStore(redis_url, now_unix=clock.now, lease_s=LEASE_S)
+    limits = RateLimits(store, clock, on_degraded=_must_not_be)
+    who = caller(KeyLimits(concurrent_requests=1))
+    admission = await limits.enter(who, "m", 1)
+    orders = list(limits._running.values())
+    await admission.settle(1)
+    await store.renew(orders)
+    await limits.enter(who, "m", 1)
+    await limits.close()
+
+
 async def test_redis_keeps_time_itself_and_forgets_by_itself(redis_url: str) -> None:
     limits = RateLimits(
         RedisLimitStore(redis_url, window_s=2), ManualClock(), on_degraded=_must_not_be

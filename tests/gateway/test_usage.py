@@ -189,6 +189,17 @@ def test_damaged_lines_are_told_and_kept_aside(directory: Path, store: UsageStor
     assert [path.suffix for path in directory.iterdir()] == [".damaged"]
 
 
+def test_a_count_that_no_database_holds_is_damage(directory: Path, store: UsageStore) -> None:
+    failures: list[StoreUnusable] = []
+    book = UsageBook(directory, store, on_failed=failures.append)
+    for tokens in (1, 2**63, 300):
+        book.add(line(tokens))
+    book.flush()
+    book.close()
+    assert total(store) == 301
+    assert len(failures) == 1
+
+
 def test_a_full_disk_is_told_and_leaves_no_half_line(
     directory: Path, store: UsageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

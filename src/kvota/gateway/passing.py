@@ -32,6 +32,7 @@ from kvota.gateway.upstream.connection import UpstreamReply
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind
 from kvota.gateway.upstream.foreign_desk import ticket_of
 from kvota.gateway.upstream.outgoing import renamed_body
+from kvota.gateway.upstream.passage import COUNT_MAX
 from kvota.gateway.upstream.relay import while_client_stays
 
 # The most that one request is charged in that line, a quarter of what may be under way: a backend
@@ -207,7 +208,7 @@ def _tokens_said(usage: msgspec.Raw | None) -> int | None:
         said = _usage(usage or b"null")
     except msgspec.MsgspecError:
         return None
-    return said.prompt_tokens if said is not None and said.prompt_tokens > 0 else None
+    return said.prompt_tokens if said is not None and 0 < said.prompt_tokens <= COUNT_MAX else None
 
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -219,9 +219,11 @@ def _line(decoder: "msgspec.json.Decoder[UsageLine]", record: bytes) -> UsageLin
     if checksum != b"%08x" % zlib.crc32(content):
         return None
     try:
-        return decoder.decode(content)
+        line = decoder.decode(content)
     except msgspec.DecodeError:
         return None
+    counts = (line.requests, line.prompt_tokens, line.cached_tokens, line.output_tokens)
+    return line if max(map(abs, counts)) < 2**62 else None  # what no database's integer holds
 
 
 def _new_segment(directory: Path) -> int:

@@ -213,6 +213,24 @@ async def test_usage_that_cannot_be_true_is_not_believed(world: World, wrong: An
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 8, 15)
 
 
+@pytest.mark.parametrize("absurd", [-1, 2**31 + 1, 2**63, 2**64])
+async def test_counts_of_a_prompt_that_no_prompt_has_are_not_believed(
+    world: World, absurd: int
+) -> None:
+    """One of them ended the gateway when it was written down."""
+    usage = fake.usage_of(5, 8) | {"prompt_tokens": absurd}
+    usage |= {"prompt_tokens_details": {"cached_tokens": absurd}}
+    last = fake.event(fake.chunk(CHAT, [], usage=usage))
+    world.backend.script = fake.says(*fake.events(usage=None, is_done=False), last, fake.DONE)
+    watch = Watch()
+    await world.stream(Ask(is_stream=True, prompt_tokens=7), watcher=watch)
+    assert watch.prompt_tokens is None
+    tally = world.tally
+    assert tally is not None
+    assert (tally.cached_tokens, tally.output_tokens) == (0, 8)
+    assert (tally.prompt_tokens or 7) == 7
+
+
 async def test_running_usage_tells_of_chunks_with_several_tokens(world: World) -> None:
     parts = [
         fake.event(fake.chunk(CHAT, [fake.piece(CHAT, "many words")], usage=fake.usage_of(5, 4))),

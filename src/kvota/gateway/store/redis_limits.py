@@ -146,12 +146,12 @@ end
 """
 )
 
-# KEYS: places of each scope.
+# KEYS: places of each scope. XX: one that has ended meanwhile is not brought back.
 _RENEW: Final = (
     _COMMON
     + """
 for _, places in ipairs(KEYS) do
-  redis.call('ZADD', places, now + lease, place)
+  redis.call('ZADD', places, 'XX', now + lease, place)
   redis.call('EXPIRE', places, math.ceil(lease) + 2)
 end
 """

@@ -35,6 +35,7 @@ from kvota.gateway.upstream.sieve import Sieve, TextFilter, said_in
 
 DONE: Final = b"[DONE]"
 BYTES_PER_TOKEN: Final = 4  # of an answer that came whole and without usage
+COUNT_MAX: Final = 2**31  # tokens; a count beyond is no count
 
 
 class Watcher(Protocol):
@@ -245,17 +246,19 @@ class Passage:
         if usage is None or usage.completion_tokens is None:
             return
         output, limit = usage.completion_tokens, self._ask.output_tokens_max
-        if output < self._num_seen / 2 or output < 0 or (limit is not None and output > limit):
+        most = COUNT_MAX if limit is None else limit
+        if output < self._num_seen / 2 or not 0 <= output <= most:
             return
         tally = self.tally
         self._usage = bytes(raw)
         tally.is_exact = True
         tally.output_tokens = output
-        if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
+        if usage.prompt_tokens is not None and 0 < usage.prompt_tokens <= COUNT_MAX:
             tally.prompt_tokens = usage.prompt_tokens
             self._watcher.prompt_counted(usage.prompt_tokens)
         if usage.prompt_tokens_details is not None:
-            tally.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+            cached = usage.prompt_tokens_details.cached_tokens or 0
+            tally.cached_tokens = cached if 0 <= cached <= COUNT_MAX else 0
         if len(self._produced) == 1:
             self._produced[0] = max(self._produced[0], output)
 
