@@ -218,8 +218,10 @@ async def test_counts_of_a_prompt_that_no_prompt_has_are_not_believed(
     world: World, absurd: int
 ) -> None:
     """One of them ended the gateway when it was written down."""
-    usage = fake.usage_of(5, 8) | {"prompt_tokens": absurd}
-    usage |= {"prompt_tokens_details": {"cached_tokens": absurd}}
+    details = {"cached_tokens": absurd}
+    usage: dict[str, Any] = {
+        "prompt_tokens": absurd, "completion_tokens": 8, "prompt_tokens_details": details
+    }  # fmt: skip
     last = fake.event(fake.chunk(CHAT, [], usage=usage))
     world.backend.script = fake.says(*fake.events(usage=None, is_done=False), last, fake.DONE)
     watch = Watch()
