@@ -93,6 +93,16 @@ def test_short_interactive_leases_are_never_paused() -> None:
     assert pauses(desk, 20.0) == []
 
 
+def test_a_ticket_that_will_hold_nothing_of_its_own_is_waited_for_like_any_other() -> None:
+    """`max_tokens` 0, and all of its prompt is shared: its room was divided by nothing."""
+    desk = pausing_desk(max_running_requests=1)
+    hold(desk, "batch", 20, band=Band.BATCH)
+    desk.progress("batch", 1, 0.5)
+    desk.progress("batch", 2, 1.0)
+    wait(desk, "scored", now=1.0, prompt_tokens=0, max_tokens=0)
+    assert pauses(desk, 9.0) == ["batch"]
+
+
 def test_batch_is_paused_before_long_and_the_latest_before_earlier_ones() -> None:
     desk = pausing_desk()
     hold(desk, "long", 60)

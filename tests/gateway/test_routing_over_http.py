@@ -812,12 +812,12 @@ async def test_long_streams_of_a_backend_that_is_well_again_keep_nobody_from_it(
 ) -> None:
     """Each was a probe to its end, and only so many probes go out at once."""
     world = await world_of(closing, vllm_entry("a", a), models=[model_of("chat", "a")])
-    breaker, now = world.parts.registry["a"].breaker, SystemClock().now()
-    breaker.hold(now + 0.01, now)
-    await until(lambda: breaker.state(SystemClock().now()) is State.HALF_OPEN)
+    breaker, now = world.parts.registry["a"].breaker, world.clock.now()
+    breaker.hold(now + 1.0, now)
+    assert breaker.state(now + 1.0) is State.HALF_OPEN
     a.script = never_ends
     running = [asyncio.create_task(world.chat(stream=True)) for _ in range(3)]
-    await until(lambda: breaker.state(SystemClock().now()) is State.CLOSED)
+    await until(lambda: breaker.state(now + 1.0) is State.CLOSED)
     running += [asyncio.create_task(world.chat(stream=True)) for _ in range(3)]
     await until(lambda: len(a.generations) == 6)
     for one in running:

@@ -149,7 +149,7 @@ class Pausing:
         room = sum(self._ledger.held_by(victim.id) for victim in victims)
         places = self._settings.max_running_requests - self._holders.num_choices
         places += sum(victim.size for victim in victims)
-        return max(min(int(room / head.footprint), places // head.size), 1)
+        return max(min(int(room / max(head.footprint, 1.0)), places // head.size), 1)
 
     def _seconds_again(self, entry: Entry, now: float) -> float:
         return self._pace.first_token_s(round(self._lost_tokens(entry, now)))
