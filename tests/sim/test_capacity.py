@@ -1,20 +1,25 @@
 """Against fleets that were simulated as they are."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from kvota.core.errors import ConfigError
+from kvota.desk.settings import DeskSettings
 from kvota.scheduler.budget import SchedulerLimits
 from kvota.sim import capacity_page
 from kvota.sim.capacity import CapacityQuestion, capacity
 from kvota.sim.executor import StepCost
+from kvota.sim.fleet import Fleet, FleetResult
 from kvota.sim.records import Targets
 from kvota.sim.simulate import Simulation
 from kvota.sim.workloads import flood
 from kvota.tools.report.html import render
+from kvota.traffic.arrival import Arrival
 from kvota.traffic.writing import Target, write_traffic
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.2)
@@ -71,6 +76,61 @@ def test_a_goal_that_no_replica_meets_alone_is_refused(simulation: Simulation) -
         capacity(asked(simulation, targets=Targets(ttft_s=0.01, tpot_s=0.2)))
 
 
+def with_prompts(simulation: Simulation, tmp_path: Path, *prompts: int) -> Simulation:
+    """One request every half second, on the same machine behind a desk."""
+    path = tmp_path / "mixed.csv"
+    arrivals = [
+        Arrival(at_s=0.5 * at, prompt_tokens=tokens, output_tokens=3, max_tokens=9)
+        for at, tokens in enumerate(prompts)
+    ]
+    with path.open("wb") as file:
+        write_traffic(arrivals, Target.AZURE, file)
+    return replace(simulation, trace=path, desk=DeskSettings())
+
+
+@pytest.mark.parametrize("whole_max", [0, 10_000])
+def test_no_number_is_named_where_requests_late_in_the_trace_are_too_large_for_any_replica(
+    simulation: Simulation, tmp_path: Path, whole_max: int
+) -> None:
+    mixed = with_prompts(simulation, tmp_path, *[40] * 120, *[40, 9000] * 15)
+    with pytest.raises(ConfigError, match=r"90\.0% of 150 .*; 15 get no whole answer"):
+        capacity(asked(mixed, factors=(1.0, 9.0), pool=2, whole_max=whole_max))
+
+
+def test_a_rare_request_that_is_too_large_is_no_reason_to_refuse(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    """Two of the first hundred, and of all 250: within the goal."""
+    mixed = with_prompts(simulation, tmp_path, 9000, 9000, *[40] * 248)
+    [point] = capacity(asked(mixed, goal=0.99)).points
+    assert (point.num_replicas, point.simulated.num_unserved) == (1, 2)
+
+
+def test_a_proof_that_fails_ends(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fleet above the pool is said to be too small."""
+    tried: list[int] = []
+
+    def run(fleet: Fleet, arrivals: Sequence[Arrival], *rest: Any) -> FleetResult:
+        result = simulate(fleet, arrivals, *rest)
+        tried.append(result.num_replicas)
+        return replace(result, late_attainment=0.5) if result.num_replicas > 2 else result
+
+    simulate = Fleet.run
+    monkeypatch.setattr(Fleet, "run", run)
+    with pytest.raises(
+        ConfigError, match=r"from \d to \d+ is enough for 6 times .* 50\.0% of the l"
+    ):
+        capacity(asked(simulation, factors=(6.0,), pool=2, whole_max=1000))
+    assert max(tried) <= 2 * min(num for num in tried if num > 2)
+
+
+def test_a_share_of_the_load_without_a_request_is_told(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"0\.001 times 3 requests is no request at all"):
+        capacity(asked(with_prompts(simulation, tmp_path, 9, 9, 9), factors=(0.001,)))
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [({"goal": 0.0}, "goal"), ({"pool": 1}, "pool"), ({"factors": ()}, "factors")],
@@ -95,8 +155,8 @@ def test_the_watcher_hears_how_far_each_trial_is(simulation: Simulation) -> None
     heard: list[tuple[str, int, int]] = []
     capacity(asked(simulation), lambda *words: heard.append(words))
     last = {what: num for what, num, _ in heard}
-    assert last == {"alone": 99, "load x1, 1 replicas": 99}
-    assert next(num for what, num, _ in heard if what != "alone") == 0
+    assert last == {"load x1, 1 replicas": 99}
+    assert heard[0] == ("load x1, 1 replicas", 0, 99)
 
 
 def test_one_seed_gives_one_answer(simulation: Simulation) -> None:

@@ -12,7 +12,11 @@ That is a sample of the users on a sample of the replicas. A larger fleet evens 
 pool does, so the answer errs to the safe side; by how much at most, the same figure from half the
 pool shows (`gain`). Around the answer it is exact to `RESOLUTION`. Loads of up to `whole_max`
 requests are then served by as many replicas as that says, all of them simulated: what came out is
-the proof. Should it fail, replicas are added until it holds.
+the proof. Should it fail, replicas are added until it holds, or until there are `PROOF_MORE_MAX`
+times as many.
+
+More replicas give no request more than a replica of its own. So where the pool is not enough, and
+nothing has shown yet that the goal can be met, all requests are served one by one first.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +35,12 @@ from kvota.traffic.arrival import Arrival
 
 FACTORS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 RESOLUTION = 0.05  # of the load that a pool sustains
-ALONE_REQUESTS = 100  # served one by one, to see whether the goal can be met at all
 ALONE_GAP_S = 3600.0
 FACTOR_MIN = 1e-3
 STRIDE = 1.25  # between loads, before they are bisected
 PROOF_STEP = 0.02  # more replicas when a proof fails
+PROOF_MORE_MAX = 2  # times the replicas of the first try
+_TO_CHANGE = "Lower --goal, raise --ttft-s or --tpot-s, or give a replica more KV or a faster step."
 
 Watch = Callable[[str, int, int], None]  # what is simulated, requests that have come, and in all
 
@@ -98,7 +103,6 @@ def capacity(
     The nodes live in the processes of `crew`, or in this one; the answer is the same.
     """
     search = _Search(question, watch, crew)
-    search.check_possible()
     points: list[CapacityPoint] = []
     pool: _Sustained | None = None
     for factor in sorted(question.factors):
@@ -106,7 +110,10 @@ def capacity(
         if exact is not None:
             points.append(search.point(factor, exact.num_replicas, exact, is_exact=True))
             continue
-        pool = pool or search.sustained(question.pool, _guess(points) * question.pool)
+        if pool is None:
+            if not any(one.factor >= 1 for one in points):  # less than the load is other requests
+                search.check_possible()
+            pool = search.sustained(question.pool, _guess(points) * question.pool)
         num = max(ceil(factor / pool.per_replica), question.pool + 1)
         proof = search.proof(factor, num)
         if proof is not None:
@@ -156,14 +163,16 @@ class _Search:
 
     def check_possible(self) -> None:
         """Served one by one, the requests must meet the goal: more replicas give no more."""
-        some = self._arrivals[:ALONE_REQUESTS]
-        alone = [replace(one, at_s=ALONE_GAP_S * at) for at, one in enumerate(some)]
+        alone = [replace(one, at_s=ALONE_GAP_S * at) for at, one in enumerate(self._arrivals)]
         result = self._tried(1, alone, "alone", gives_up=False)
-        if result.attainment < self._question.goal:
+        if not self._is_met(result):
             raise ConfigError(
                 f"No number of replicas is enough: alone on a replica, {result.attainment:.1%} of "
-                f"{len(alone)} requests meet the targets (TTFT p99 {result.ttft_p99_s:.2f} s, TPOT "
-                f"p99 {result.tpot_p99_s:.3f} s), and the goal is {self._question.goal:.1%}."
+                f"{len(alone):,} requests meet the targets ({result.late_attainment:.1%} of the "
+                f"last third; {result.num_unserved:,} get no whole answer, as they are too large "
+                f"for its KV or its deadlines; TTFT p99 {result.ttft_p99_s:.2f} s, TPOT p99 "
+                f"{result.tpot_p99_s:.3f} s), and the goal is {self._question.goal:.1%}. "
+                f"{_TO_CHANGE}"
             )
 
     def least(self, factor: float, points: Sequence[CapacityPoint]) -> FleetResult | None:
@@ -188,15 +197,32 @@ class _Search:
         return low
 
     def proof(self, factor: float, num: int) -> FleetResult | None:
-        """The whole load on so many replicas, or on as many more as it takes; None: too large."""
+        """The whole load on so many replicas, or on as many more as it takes; None: too large.
+
+        Raises ConfigError when `PROOF_MORE_MAX` times as many are not enough.
+        """
         if factor * len(self._arrivals) > self._question.whole_max:
             return None
         load = self._load(factor)
-        while True:
+        first, most = num, PROOF_MORE_MAX * num
+        while num <= most:
             result = self._tried(num, load, f"load x{factor:g}, all of {num} replicas")
             if self._is_met(result):
                 return result
             num += max(1, round(PROOF_STEP * num))
+        raise ConfigError(
+            f"No number of replicas from {first:,} to {result.num_replicas:,} is enough for "
+            f"{factor:g} times the load: with the last, {self._missed(result)}, and the goal is "
+            f"{self._question.goal:.1%}. {_TO_CHANGE}"
+        )
+
+    def _missed(self, result: FleetResult) -> str:
+        if result.is_cut:
+            return (
+                f"more than {self._bad_max(result.num_requests):,} of {result.num_requests:,} "
+                "requests miss the targets"
+            )
+        return f"{result.late_attainment:.1%} of the last third to arrive meet the targets"
 
     def point(
         self, factor: float, num: int, simulated: FleetResult, *, is_exact: bool
@@ -224,7 +250,13 @@ class _Search:
         return _Sustained(factor, result) if self._is_met(result) else None
 
     def _load(self, factor: float) -> list[Arrival]:
-        return grown(self._arrivals, factor, self._question.simulation.seed)
+        load = grown(self._arrivals, factor, self._question.simulation.seed)
+        if not load:
+            raise ConfigError(
+                f"{factor:.3g} times {len(self._arrivals):,} requests is no request at all. "
+                "Ask for larger --factors, or take a longer trace."
+            )
+        return load
 
     def _is_met(self, result: FleetResult) -> bool:
         goal = self._question.goal
@@ -235,8 +267,12 @@ class _Search:
     ) -> FleetResult:
         fleet = Fleet(num, self._plan, probe_every_s=self._question.probe_every_s, crew=self._crew)
         self.num_simulated += len(arrivals)
-        bad_max = int((1 - self._question.goal) * len(arrivals) + 1e-9) if gives_up else None
+        bad_max = self._bad_max(len(arrivals)) if gives_up else None
         self._watch(what, 0, len(arrivals))
         return fleet.run(
             arrivals, bad_max, lambda num_arrived: self._watch(what, num_arrived, len(arrivals))
         )
+
+    def _bad_max(self, num_requests: int) -> int:
+        """So many may miss the targets."""
+        return int((1 - self._question.goal) * num_requests + 1e-9)

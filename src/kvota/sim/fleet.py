@@ -45,6 +45,7 @@ class FleetResult:
     ttft_p99_s: float
     tpot_p99_s: float
     num_refused: int
+    num_unserved: int  # ended without a whole answer, the refused ones among them
     busy_share: float  # of all executors, from the first arrival to the last ending
 
     @property
@@ -60,6 +61,7 @@ class _Tally:
     num_late: int = 0
     num_late_good: int = 0
     num_refused: int = 0
+    num_unserved: int = 0
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
 
@@ -70,6 +72,7 @@ class _Tally:
             self.num_late += 1
             self.num_late_good += one.is_good
         self.num_refused += one.outcome in _BUSY
+        self.num_unserved += one.outcome is not Outcome.COMPLETED
         if one.ttft_s is not None:
             self.ttft_s.append(one.ttft_s)
         if one.tpot_s is not None:
@@ -241,6 +244,7 @@ class Fleet:
             ttft_p99_s=quantile(tally.ttft_s, 0.99),
             tpot_p99_s=quantile(tally.tpot_s, 0.99),
             num_refused=tally.num_refused,
+            num_unserved=tally.num_unserved,
             busy_share=busy_s / span_s if span_s else 0.0,
         )
 
