@@ -69,6 +69,39 @@ def test_files_turn_over_at_their_size_and_only_so_many_are_kept(tmp_path: Path)
     assert writer.num_lost == 0
 
 
+def test_a_file_that_was_moved_or_removed_is_made_anew(tmp_path: Path) -> None:
+    """As logrotate does, which tells nobody."""
+    path = tmp_path / "j"
+    writer = JournalWriter(path)
+    writer.write(line(0))
+    path.rename(tmp_path / "old")
+    writer.write(line(1))
+    writer.write(line(2))
+    path.unlink()
+    writer.write(line(3))
+    path.rename(tmp_path / "other")
+    path.touch()  # whoever moves it may make the next one
+    writer.write(line(4))
+    writer.close()
+    assert [one.id for one in lines_of(tmp_path / "old")] == ["r0"]
+    assert [one.id for one in lines_of(tmp_path / "other")] == ["r3"]
+    assert [one.id for one in lines_of(path)] == ["r4"]
+    assert writer.num_lost == 0
+
+
+def test_lines_are_counted_while_there_is_nowhere_to_write_them(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    writer = JournalWriter(folder / "j")
+    folder.rename(tmp_path / "away")
+    writer.write(line(0))
+    folder.mkdir()
+    writer.write(line(1))
+    writer.close()
+    assert [one.id for one in lines_of(folder / "j")] == ["r1"]
+    assert writer.num_lost == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     writer = JournalWriter(Path("/dev/full"))

@@ -63,8 +63,10 @@ class JournalError(ValueError):
 class JournalWriter:
     """Appends to `path`; at `bytes_max` the file is moved to `path.1`, and so on, `keep` of them.
 
-    Several processes may append to one path as long as none of them moves it. Raises OSError from
-    the constructor when the file cannot be opened; later failures cost lines and are counted.
+    Where the path comes to name another file or none, as when logrotate has moved it, the next line
+    goes to the one it names then, made anew. Several processes may append to one path as long as
+    none of them turns it over. Raises OSError from the constructor when the file cannot be opened;
+    later failures cost lines and are counted.
     """
 
     def __init__(self, path: Path, *, bytes_max: int = 256 * 2**20, keep: int = 8) -> None:
@@ -76,11 +78,13 @@ class JournalWriter:
         self._encoder = msgspec.json.Encoder()
         self.num_lost = 0
         self._file = self._open()
-        self._size_bytes = os.fstat(self._file).st_size
+        self._took()
 
     def write(self, line: JournalLine) -> None:
         content = self._encoder.encode(line) + _ENDING
         try:
+            if not self._is_at_path():
+                self._reopen()
             if self._size_bytes + len(content) > self._bytes_max and self._size_bytes:
                 self._turn_over()
             num_written = os.write(self._file, content)
@@ -98,6 +102,24 @@ class JournalWriter:
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
+    def _is_at_path(self) -> bool:
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == self._identity
+
+    def _reopen(self) -> None:
+        """Go on in the file that the path names, made anew where there is none."""
+        fresh = self._open()
+        os.close(self._file)
+        self._file = fresh
+        self._took()
+
+    def _took(self) -> None:
+        here = os.fstat(self._file)
+        self._identity, self._size_bytes = (here.st_dev, here.st_ino), here.st_size
+
     def _end_torn_line(self) -> None:
         try:
             self._size_bytes += os.write(self._file, _ENDING)
@@ -111,9 +133,7 @@ class JournalWriter:
             if older.exists():
                 older.replace(self._numbered(number + 1))
         self._path.replace(self._numbered(1))
-        fresh = self._open()
-        os.close(self._file)
-        self._file, self._size_bytes = fresh, 0
+        self._reopen()
         self._numbered(self._keep + 1).unlink(missing_ok=True)
 
     def _numbered(self, number: int) -> Path:
