@@ -57,13 +57,14 @@ class Asker:
     ) -> None:
         self.script = script
         self.waits: list[float] = []
+        chosen = Patience(**patience)
         transport = PatientTransport(
-            script, Patience(**patience), fallback_model=fallback_model, chance=Random(1),
+            script, chosen, fallback_model=fallback_model, chance=Random(1),
             sleep=self.waits.append, unix_time=lambda: 0.0,
         )  # fmt: skip
         self._sdk = openai.OpenAI(
             base_url="http://server/v1", api_key="k", max_retries=0,
-            http_client=httpx2.Client(transport=transport),
+            http_client=httpx2.Client(transport=transport, timeout=chosen.unsaid_s),
         )  # fmt: skip
 
     def ask(self, **fields: Any) -> str | None:
@@ -159,6 +160,29 @@ def test_each_request_waits_as_long_as_its_answer_may_take() -> None:
     timeouts = [request.extensions["timeout"] for request in script.requests]
     assert [timeout["read"] for timeout in timeouts] == [30.0, 15.0]
     assert [timeout["connect"] for timeout in timeouts] == [5.0, 5.0]
+
+
+def test_a_timeout_of_the_caller_stays() -> None:
+    script = Scripted(200)
+    asker = Asker(script, first_token_s=10.0, per_token_s=1.0)
+    asker.ask(max_tokens=20, timeout=3.0)
+    asker.ask(max_tokens=20, timeout=httpx2.Timeout(None, connect=1.0))
+    asker.ask(max_tokens=20, timeout=60.0)  # as long as the silence of a stream
+    timeouts = [request.extensions["timeout"] for request in script.requests]
+    assert [timeout["read"] for timeout in timeouts] == [3.0, None, 60.0]
+    assert [timeout["connect"] for timeout in timeouts] == [3.0, 1.0, 60.0]
+
+
+@pytest.mark.parametrize(("said", "reads"), [({}, 10.0 + 20), ({"timeout": 7.0}, 7.0)])
+def test_a_client_keeps_the_timeout_it_was_made_with(
+    said: dict[str, Any], reads: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Scripted(200)
+    monkeypatch.setattr(httpx2, "HTTPTransport", lambda: script)
+    patience = Patience(first_token_s=10.0, per_token_s=1.0)
+    with connect("http://server/v1", patience=patience, **said) as client:
+        client.chat.completions.create(**ASK, max_tokens=20)
+    assert script.requests[0].extensions["timeout"]["read"] == reads
 
 
 async def test_asyncio_has_the_same_patience() -> None:

@@ -19,11 +19,13 @@ def connect(
 ) -> openai.OpenAI:
     """An `openai.OpenAI`. `sdk` goes to it as it is; its own retries are off.
 
+    A `timeout`, here or of one request, counts instead of what `patience` says.
+
     `fallback_model` is asked once when the model that was wanted stays refused or fails.
     """
     chosen = patience or Patience()
     transport = PatientTransport(httpx2.HTTPTransport(), chosen, fallback_model=fallback_model)
-    http = httpx2.Client(transport=transport, timeout=chosen.silence_s)
+    http = httpx2.Client(transport=transport, timeout=chosen.unsaid_s)
     return openai.OpenAI(base_url=base_url, api_key=api_key, http_client=http, max_retries=0, **sdk)
 
 
@@ -40,7 +42,7 @@ def connect_async(
     transport = AsyncPatientTransport(
         httpx2.AsyncHTTPTransport(), chosen, fallback_model=fallback_model
     )
-    http = httpx2.AsyncClient(transport=transport, timeout=chosen.silence_s)
+    http = httpx2.AsyncClient(transport=transport, timeout=chosen.unsaid_s)
     return openai.AsyncOpenAI(
         base_url=base_url, api_key=api_key, http_client=http, max_retries=0, **sdk
     )

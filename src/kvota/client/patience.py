@@ -10,6 +10,7 @@ Backoff and Jitter", 2015). The retry budget is that of Finagle: each request ea
 retry, so that a server in trouble never gets more than 1.1 times its load, plus a small reserve.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -36,6 +37,14 @@ class Patience:
     retry_after_max_s: float = 120.0  # told to come back later than this: give up
     budget_share: float = 0.1  # retries earned by each request
     budget_reserve: float = 10.0  # retries that a new client has, and the most that it saves
+
+    @property
+    def unsaid_s(self) -> float:
+        """The timeout of a client whose caller said none: next to `silence_s`, as nobody writes it.
+
+        So a caller's own is known by its number, and kept.
+        """
+        return math.nextafter(self.silence_s, math.inf)
 
     def read_s(self, *, is_stream: bool, max_tokens: int | None) -> float:
         """How long the socket may be silent. An answer in one piece is silent until it is whole."""

@@ -1,7 +1,8 @@
 """Patience as a transport of httpx2, under an SDK that knows nothing of it.
 
 Every request of the SDK passes here. What it asks (`stream`, `max_tokens`, `model`) is read from
-its JSON body; a body of another kind is sent as it is, with the timeouts of a stream.
+its JSON body; a body of another kind is sent as it is, with the timeouts of a stream. A timeout
+other than `Patience.unsaid_s` is the caller's own and stays.
 """
 
 import asyncio
@@ -197,12 +198,17 @@ def _asked(request: httpx2.Request) -> _Asked | None:
 def _with_timeouts(
     request: httpx2.Request, asked: _Asked | None, patience: Patience
 ) -> httpx2.Request:
-    """The same request with how long its socket may be silent."""
+    """The same request with how long its socket may be silent, where its caller did not say."""
     is_stream = asked is None or bool(asked.stream)
     most = None if asked is None else asked.max_completion_tokens or asked.max_tokens
     given: dict[str, Any] = dict(request.extensions.get("timeout") or {})
-    given["connect"] = patience.connect_s
-    given["read"] = patience.read_s(is_stream=is_stream, max_tokens=most)
+    ours = {
+        "connect": patience.connect_s,
+        "read": patience.read_s(is_stream=is_stream, max_tokens=most),
+    }
+    for name, seconds in ours.items():
+        if given.get(name, patience.unsaid_s) == patience.unsaid_s:
+            given[name] = seconds
     request.extensions = {**request.extensions, "timeout": given}
     return request
 
