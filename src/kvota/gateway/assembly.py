@@ -66,6 +66,7 @@ class Gateway:
             own=None if self.own is None else self.own.backend, created=int(time.time()),
         )  # fmt: skip
         self.live: Live = self._control.first(plan.gateway, plan.fleet)
+        self._unfit: str | None = None  # why the models that backends have now cannot be taken in
         self.metrics = GatewayMetrics(self._gauges)
         self._abuse = AbuseWatch(self.live.now.abuse, self._blocked)
         self._dispatcher = Dispatcher(
@@ -93,9 +94,20 @@ class Gateway:
     async def discover(self) -> None:
         """Look at every backend, and route to the models that only they name."""
         await self.registry.probe_all()
-        self._control.rediscover(self.live)
+        self._rediscover()
         for route in self.live.now.table.routes.values():
             route.refreshed()
+
+    def _rediscover(self) -> None:
+        """Where what backends have does not fit the settings, the old table stays until it does."""
+        try:
+            self._control.rediscover(self.live)
+        except ConfigError as error:
+            if error.message != self._unfit:  # once, not at every look
+                self._log.error("models as before", why=error.message)
+            self._unfit = error.message
+        else:
+            self._unfit = None
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run as long as it serves."""
