@@ -1,7 +1,7 @@
 """Everything that may turn a request away before any backend hears of it, in this order:
 
     address blocked? ─▶ key ─▶ key blocked?            without its body
-      ─▶ model known, and allowed ─▶ sizes ─▶ content filter ─▶ limits      with it
+      ─▶ model known, and allowed ─▶ sizes ─▶ limits ─▶ content filter      with it
 
 `Entry.leave` is the other side: what was reserved is corrected once it is known what was used.
 """
@@ -48,6 +48,10 @@ class Entry:
         else:
             await self._admission.withdraw()
 
+    async def refuse(self) -> None:
+        """For what is its client's fault: it was asked, though nothing was used."""
+        await self._admission.settle(0)
+
 
 class Entrance:
     """One per gateway."""
@@ -88,23 +92,29 @@ class Entrance:
         """
         route = self._route(asked, call, rules, check)
         check_input(asked.body, rules.input_limits, asked.content)
-        self.search(asked.body, call, rules)
         tokens = 0
         if not _is_unlimited(asked.caller):
             tokens = _estimated_tokens(asked, rules.settings.output_tokens_assumed)
-        return await self.reserve(asked.caller, route, tokens)
+        entry = await self.reserve(asked.caller, route, tokens)
+        await self.search(asked.body, call, rules, entry)
+        return entry
 
     def check_route(self, route: Route, caller: Caller, call: Call) -> None:
         """Raises ModelNotAllowed, or ModelNotFound where models hide."""
         call.model = route.name  # first: what was refused is in the log by its name
         self._door.check_model(caller, *route.names)
 
-    def search(self, body: msgspec.Struct, call: Call, rules: Rules) -> None:
-        """The content filter on all that a body says. Raises FilterFound, InvalidRequest."""
+    async def search(self, body: msgspec.Struct, call: Call, rules: Rules, entry: Entry) -> None:
+        """The content filter on all that a body says. Raises FilterFound, InvalidRequest.
+
+        After the limits, which so hold for the work of searching as well.
+        """
         try:
             rules.filters.check_request(body)
-        except FilterFound as found:
-            call.why = found.rule
+        except BaseException as error:
+            if isinstance(error, FilterFound):
+                call.why = error.rule
+            await entry.refuse()
             raise
 
     async def reserve(

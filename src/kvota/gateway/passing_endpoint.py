@@ -1,6 +1,6 @@
 """The endpoints that generate nothing: embeddings, and the tokenizer by itself.
 
-    door ─▶ body ─▶ model ─▶ sizes ─▶ filter ─▶ limits ─▶ attempt · attempt · … ─▶ end, exactly once
+    door ─▶ body ─▶ model ─▶ sizes ─▶ limits ─▶ filter ─▶ attempt · attempt · … ─▶ end, exactly once
 
 The same steps as for generation (`proxy.py`), with a body of another kind.
 """
@@ -35,12 +35,12 @@ class PassingEndpoint(Endpoint):
             parts.entrance.check_route(route, caller, call)
             load = self._kind.weigh(body, rules.input_limits)
             call.prompt_tokens, call.num_inputs = load.tokens, load.num_inputs
-            parts.entrance.search(body, call, rules)
             asked = Passing(
                 kind=self._kind, content=content, model=body.model, load=load, arrival=arrival,
                 caller=caller, client_headers=exchange.request_headers,
             )  # fmt: skip
             entry = await self._enter(route, caller, load, exchange)
+            await parts.entrance.search(body, call, rules, entry)
             try:
                 await parts.dispatcher.answer(route, asked, exchange, call, rules)
             finally:

@@ -1,8 +1,8 @@
 """The life of one generating request in the gateway, from its first byte to its record.
 
-    door ─▶ body ─▶ filter ─▶ route ─▶ limits ─▶ attempt · attempt · … ─▶ end, exactly once
-      │       │        │         │        │           │
-      └───────┴────────┴─────────┴────────┴───────────┴──▶ an error is answered once, in one place
+    door ─▶ body ─▶ route ─▶ limits ─▶ filter ─▶ attempt · attempt · … ─▶ end, exactly once
+      │       │        │        │         │           │
+      └───────┴────────┴────────┴─────────┴───────────┴──▶ an error is answered once, in one place
 
 At the end limits are corrected, usage is kept, abuse is noted and the record is written, whatever
 happened.

@@ -95,6 +95,44 @@ def test_token_ids_cannot_pass_by_a_filter_unread(prompt: list[Any]) -> None:
     Filters([]).check_request(completion(prompt=prompt))
 
 
+def test_texts_are_searched_in_their_order_and_empty_ones_not_at_all() -> None:
+    seen = []
+
+    class Listening:
+        num_open = 0
+
+        def scan(self) -> "Listening":
+            return self
+
+        def feed(self, text: str) -> None:
+            seen.append(text)
+
+        def finish(self) -> None: ...
+
+    message = {"role": "user", "content": [{"type": "text", "text": one} for one in ("a", "", "b")]}
+    schema = {"enum": ["", "c", ["d"], ""], "": "e"}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    Filters([Listening()]).check_request(chat(messages=[message], tools=[tool]))
+    assert [one for one in seen if len(one) == 1 or one == "ab"] == ["ab", *"fcde"]
+    assert "" not in seen
+
+
+def test_a_request_of_more_values_than_can_be_looked_through_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(content, "VALUES_MAX", 100)
+
+    def with_values(number: int) -> ChatRequest:
+        function = {"name": "f", "parameters": {"enum": number * [""]}}
+        return chat(tools=[{"type": "function", "function": function}])
+
+    FILTERS.check_request(with_values(98))  # beside the tool and its one parameter
+    with pytest.raises(InvalidRequest, match="more than 100 values") as refused:
+        FILTERS.check_request(with_values(99))
+    assert refused.value.param == "tools"
+    Filters([]).check_request(with_values(1000))
+
+
 def streamed(filters: Filters, pieces: Sequence[str]) -> tuple[str, bool]:
     """What a client gets, and whether it was cut off."""
     guard, sent = filters.guard(), ""

@@ -22,6 +22,7 @@ from kvota.core.errors import ConfigError, ContentFiltered, InvalidRequest
 from kvota.gateway.filters.blocklists import BlockListFilter, read_block_list
 
 ENTRY_POINTS: Final = "kvota.filters"
+VALUES_MAX: Final = 50_000  # of one request, in lists and dicts; each is looked at
 _NOT_SEARCHED: Final = frozenset({"model"})  # a name, looked up and never shown to a model
 
 
@@ -120,16 +121,18 @@ class Filters:
     def check_request(self, request: msgspec.Struct) -> None:
         """Search everything a decoded body says. Raises FilterFound, naming the field.
 
-        Also InvalidRequest for a prompt of token ids, which no filter can read.
+        Also InvalidRequest for a prompt of token ids, which no filter can read, and for more values
+        than a filter looks through.
         """
         if not self._input:
             return
+        texts = _Texts()
         for name in request.__struct_fields__:
             value = getattr(request, name)
             if value is None or name in _NOT_SEARCHED:
                 continue
             _refuse_token_ids(name, value)
-            for text in texts_in(value):
+            for text in texts.inside(value, name):
                 self._check(text, name)
 
     def guard(self) -> OutputGuard:
@@ -154,28 +157,43 @@ def load_filters(settings: FilterSettings) -> Filters:
     return Filters(filters, on_input=settings.on_input, on_output=settings.on_output)
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """Every text inside lists, dicts (their keys too) and structs.
+class _Texts:
+    """The texts of one request, found in bounded time."""
 
-    The text parts of one message are one text, as the model reads them.
-    """
-    match value:
-        case str():
-            yield value
-        case list():
-            joined = "".join(part for part in map(_part_text, value) if part is not None)
-            if joined:
-                yield joined
-            for inner in value:
-                if _part_text(inner) is None:
-                    yield from texts_in(inner)
-        case dict():
-            for key, inner in value.items():
-                yield from texts_in(key)
-                yield from texts_in(inner)
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                yield from texts_in(getattr(value, name))
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def inside(self, value: Any, param: str) -> Iterator[str]:
+        """Every text inside lists, dicts (their keys too) and structs that is not empty.
+
+        The text parts of one message are one text, as the model reads them. Raises InvalidRequest.
+        """
+        todo = [value]
+        while todo:
+            match todo.pop():
+                case str() as text:
+                    if text:
+                        yield text
+                case list() as values:
+                    self._count(len(values), param)
+                    parts = [_part_text(one) for one in values]
+                    others = [one for one, part in zip(values, parts, strict=True) if part is None]
+                    todo += reversed(others)
+                    todo.append("".join(part for part in parts if part))
+                case dict() as fields:
+                    self._count(len(fields), param)
+                    todo += reversed([one for field in fields.items() for one in field])
+                case msgspec.Struct() as struct:
+                    todo += reversed([getattr(struct, one) for one in struct.__struct_fields__])
+
+    def _count(self, num_values: int, param: str) -> None:
+        self._num_values += num_values
+        if self._num_values > VALUES_MAX:
+            raise InvalidRequest(
+                f"With `{param}` the request holds more than {VALUES_MAX} values, the most that "
+                "this server's content filter looks through. Send fewer.",
+                param=param,
+            )
 
 
 def _part_text(value: Any) -> str | None:
