@@ -30,12 +30,17 @@ def test_however_it_is_cut_the_stream_passes_and_the_report_stays(cuts: list[int
 
 
 @given(st.lists(st.integers(0, 300), max_size=20))
-def test_an_error_is_a_whole_end_too(cuts: list[int]) -> None:
+def test_an_error_is_taken_out_and_is_no_content(cuts: list[int]) -> None:
     end, stream = StreamEnd(), EVENTS + ERROR + REPORT.comment()
     within = [cut for cut in cuts if cut < len(stream)]
-    assert passed(end, stream, within) == EVENTS + ERROR
-    assert end.is_whole
-    assert isinstance(end.error, dict)
+    assert passed(end, stream, within) == EVENTS
+    assert (end.num_events, end.report) == (2, REPORT)
+    assert end.error["code"] == "request_timeout"
+
+
+def test_an_error_counts_though_its_node_says_done_after_it() -> None:
+    end = StreamEnd()
+    assert end.feed(EVENTS + ERROR + DONE) == EVENTS
     assert end.error["code"] == "request_timeout"
 
 

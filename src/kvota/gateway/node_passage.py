@@ -2,22 +2,28 @@
 
 The node speaks the client's dialect and has checked, priced and counted; so nothing is decoded
 here. Two things are taken out: the node's report of what the request took (`edge/trust.py`), and
-the headers that are between the two. Errors keep their status, body and Retry-After.
+the headers that are between the two. Errors keep their status, body and Retry-After; an error event
+is raised as the status that it would have been, so that nobody takes its stream for a good one.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from kvota.core.clock import Clock
-from kvota.core.errors import KvotaError
+from kvota.core.errors import KvotaError, RequestError, RequestTimeout
 from kvota.edge.exchange import Exchange
 from kvota.edge.problems import RawHeaders
 from kvota.edge.trust import USAGE, USAGE_COMMENT, UsageReport, read_usage
-from kvota.gateway.calls import Call, outcome_of_code
+from kvota.gateway.calls import Call
 from kvota.gateway.upstream.connection import UpstreamReply
-from kvota.gateway.upstream.failures import BackendsWords, FailureKind
+from kvota.gateway.upstream.failures import (
+    RETRY_AFTER_UNSAID_S,
+    STATUS_BY_CODE,
+    BackendsWords,
+    FailureKind,
+)
 
 # What of a node's headers is the client's business. Its request id is the gateway's already.
 _PASSED: Final = (
@@ -39,6 +45,7 @@ class PassedOn(KvotaError):
         super().__init__(said.message or f"status {status}")
         self.status = status  # type: ignore[misc]  # of the class elsewhere; here the node's
         self.code = said.code or KvotaError.code  # type: ignore[misc]
+        self.kind = said.type or KvotaError.kind  # type: ignore[misc]
         self.content = content
         self.headers = headers
 
@@ -52,7 +59,7 @@ async def pass_on(
 ) -> None:
     """Give the client what the node answers; `on_content` is called when a stream has its first.
 
-    Raises PassedOn, AttemptFailed, ClientClosed.
+    Raises PassedOn, AttemptFailed, RequestTimeout, ClientClosed.
     """
     if reply.status != 200:
         _count(call, read_usage(reply.headers.get(USAGE.decode(), "").encode()))
@@ -99,23 +106,34 @@ async def _stream(
                 await exchange.write(passed)
     call.last_token_s = clock.now()
     _count(call, tail.report)
+    if tail.error is not None:
+        raise _said(tail.error)
     if not tail.is_whole:
         raise reply.failure(FailureKind.CUT, "ended its stream in the middle")
-    if tail.error is not None:
-        call.code = BackendsWords.of(tail.error).code
-        call.outcome = outcome_of_code(200, call.code)
     call.answered(clock.now())
     await exchange.write(end, last=True)
 
 
+def _said(error: Any) -> PassedOn | RequestTimeout:
+    """What a node's error event means: the status that it would have been before its stream."""
+    said = BackendsWords.of(error)
+    if said.code == RequestTimeout.code:
+        return RequestTimeout(said.message)  # by the request's own limit, as if it were kept here
+    other = RequestError.status if said.type == RequestError.kind else KvotaError.status
+    status = STATUS_BY_CODE.get(said.code or "", other)
+    headers = [(b"retry-after", b"%d" % RETRY_AFTER_UNSAID_S)] if status == 503 else []
+    return PassedOn(status, msgspec.json.encode({"error": error}), headers)
+
+
 class StreamEnd:
-    """Cuts a stream between events, and takes the report off its end. Decodes nothing."""
+    """Cuts a stream between events, and takes report and error off its end. Decodes no content."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._last = b""
         self.num_events = 0
         self.report: UsageReport | None = None
+        self.error: Any = None  # what its last event says went wrong
 
     def feed(self, piece: bytes) -> bytes:
         """Whole events and comments that may go out now."""
@@ -129,27 +147,27 @@ class StreamEnd:
             report = read_usage(content[at + len(USAGE_COMMENT) :])
             if report is not None:
                 self.report, content = report, content[:at]
+        if (at := content.rfind(_ERROR)) >= 0 and (error := _error_in(content[at:])) is not None:
+            self.error, content = error, content[:at]
         if content:
             self.num_events += content.count(b"\ndata: ") + content.startswith(b"data: ")
             self._last = content
         return content
 
     @property
-    def error(self) -> object | None:
-        """What the stream's last event says went wrong."""
-        at = self._last.rfind(_ERROR)
-        if at < 0:
-            return None
-        try:
-            event = msgspec.json.decode(self._last[at + len(b"data: ") :])
-        except msgspec.DecodeError:
-            return None
-        return event.get("error") if isinstance(event, dict) else None
-
-    @property
     def is_whole(self) -> bool:
-        """It ended as a stream has to: with [DONE] or with an error."""
-        return not self._rest and (self._last.endswith(_DONE) or self.error is not None)
+        """It ended as a good stream has to, with [DONE]."""
+        return not self._rest and self._last.endswith(_DONE)
+
+
+def _error_in(content: bytes) -> Any:
+    """What the event that `content` begins with says went wrong."""
+    event = content.partition(b"\n\n")[0]
+    try:
+        said = msgspec.json.decode(event[len(b"data: ") :])
+    except msgspec.DecodeError:
+        return None
+    return said.get("error") if isinstance(said, dict) else None
 
 
 def _passed(reply: UpstreamReply) -> RawHeaders:

@@ -25,6 +25,7 @@ from kvota.core.errors import (
     KvotaError,
     Refusal,
     Refused,
+    RequestCancelled,
     RequestError,
     RequestTimeout,
 )
@@ -139,7 +140,7 @@ def failure_of_event(
 ) -> AttemptFailed | RejectedByBackend:
     """What `{"error": …}` in a stream means: as if it had been a status, where it names one."""
     said = BackendsWords.of(error)
-    status = said.status or _STATUS_BY_CODE.get(said.code or "")
+    status = said.status or STATUS_BY_CODE.get(said.code or "")
     if before_first_byte and status in _CLIENTS_FAULT:
         return failure_of(status, {}, msgspec.json.encode({"error": error}), backend=backend)
     full = status in _FULL
@@ -208,8 +209,9 @@ class BackendsWords(msgspec.Struct, frozen=True):
 
 
 # What our own nodes say in a stream that a heartbeat has opened.
-_STATUS_BY_CODE: Final[Mapping[str, int]] = {
+STATUS_BY_CODE: Final[Mapping[str, int]] = {
     RequestTimeout.code: RequestTimeout.status,
+    RequestCancelled.code: RequestCancelled.status,  # which nobody else may begin anew
     **{reason.value: Refused.status for reason in Refusal},
 }
 
