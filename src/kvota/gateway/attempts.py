@@ -29,6 +29,7 @@ from kvota.gateway.policy.affinity import PrefixChain, prefix_chain
 from kvota.gateway.policy.retries import Failure, failure_of_status
 from kvota.gateway.question import Question
 from kvota.gateway.routes import Target
+from kvota.gateway.upstream.connection import UpstreamReply
 from kvota.gateway.upstream.counting import estimate
 from kvota.gateway.upstream.failures import AttemptFailed, FailureKind, RejectedByBackend
 from kvota.gateway.upstream.foreign_desk import ticket_of
@@ -139,6 +140,8 @@ class Attempt:
                 await self._through_relay()
         finally:
             backend.num_open -= 1
+            if self._call.is_owed and not self._call.prompt_tokens:
+                self._call.prompt_tokens = self._asked.estimated_prompt_tokens  # it never said
 
     # --- a node of ours: as it is
 
@@ -150,15 +153,10 @@ class Attempt:
         if asked.body.model != target.model:
             content = renamed_body(content, model=target.model)
         call, headers = self._call, headers_to(target.backend, asked, self._call)
-        try:
-            async with (
-                while_client_stays(self._exchange),
-                upstream.ask("POST", asked.path, content, headers) as reply,
-            ):
-                await pass_on(reply, self._exchange, call, self._clock, self._begun)
-        finally:
-            if call.first_token_s is not None and not call.prompt_tokens:
-                call.prompt_tokens = asked.estimated_prompt_tokens  # it broke before it said
+        async with while_client_stays(self._exchange):
+            with call.at_work():
+                async with upstream.ask("POST", asked.path, content, headers) as reply:
+                    await pass_on(reply, self._exchange, call, self._clock, self._begun)
 
     # --- any backend: counted here, or read for the filter
 
@@ -176,25 +174,28 @@ class Attempt:
         ):
             if place is not None:
                 self._note_place(place)
-            async with backend.upstream.open(
-                asked.path, body, headers, deadline_s=asked.arrival.deadline_s
-            ) as reply:
-                if backend.is_own_kind:
-                    pass_figures(reply, exchange, self._call)
-                relay = Relay(
-                    reply,
-                    self._ask(max_tokens),
-                    self._clock,
-                    watcher=place,
-                    text_filter=_Guards(self._filters) if self._filters.has_output else None,
-                )
-                self._relay = relay
-                try:
-                    await self._relayed(relay)
-                finally:
-                    self._learn(relay)
-                    if place is not None:
-                        place.tally = relay.tally
+            with self._call.at_work():
+                async with backend.upstream.open(
+                    asked.path, body, headers, deadline_s=asked.arrival.deadline_s
+                ) as reply:
+                    await self._read(reply, place, max_tokens)
+
+    async def _read(self, reply: UpstreamReply, place: Place | None, max_tokens: int) -> None:
+        if self._target.backend.is_own_kind:
+            pass_figures(reply, self._exchange, self._call)
+        relay = self._relay = Relay(
+            reply,
+            self._ask(max_tokens),
+            self._clock,
+            watcher=place,
+            text_filter=_Guards(self._filters) if self._filters.has_output else None,
+        )
+        try:
+            await self._relayed(relay)
+        finally:
+            self._learn(relay)
+            if place is not None:
+                place.tally = relay.tally
 
     async def _price(self) -> int:
         """Count the prompt; returns the most tokens that one choice may have."""

@@ -1,12 +1,13 @@
 """One request on its way through the gateway, and the record that is left of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
 import msgspec
 
-from kvota.core.errors import Outcome, Refusal
+from kvota.core.errors import KvotaError, Outcome, Refusal, RequestTimeout
 from kvota.core.request import Band
 from kvota.edge.trust import Course
 from kvota.gateway.caller import Caller
@@ -56,7 +57,7 @@ class Call(msgspec.Struct):
     sent_s: float | None = None  # when the last attempt began
     queued_s: float | None = None
     first_token_s: float | None = None  # when it came; of an embedding: when its answer did
-    has_begun: bool = False  # a backend has, with what is answered all at once
+    has_begun: bool = False  # a backend has, and has not failed
     ended_s: float = 0.0
     why: str | None = None  # for the log alone: why the door stayed shut, which rule was found
     last_token_s: float | None = None  # when the answer was complete, for a trace
@@ -76,6 +77,18 @@ class Call(msgspec.Struct):
         keep, self.keep = self.keep, None
         if keep is not None:
             keep(self)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A backend is at it: whoever leaves now, or runs out of time, has used it. A backend that
+        fails has not begun.
+        """
+        self.has_begun = True
+        try:
+            yield
+        except KvotaError as error:
+            self.has_begun = isinstance(error, RequestTimeout)
+            raise
 
     @property
     def total_s(self) -> float:

@@ -7,8 +7,8 @@ No vector goes out that may belong to another text: as many come back as texts w
 attempt has failed.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ class PassingAttempt:
     async def _through_node(self) -> None:
         upstream, call, path = self._target.backend.upstream, self._call, self._asked.kind.path
         assert isinstance(upstream, NodeUpstream)
-        with self._begun():
+        with call.at_work():
             async with upstream.ask("POST", path, self._body(), self._headers()) as reply:
                 await pass_on(reply, self._exchange, call, self._clock)
         if call.work is Work.LOOKUP:
@@ -118,7 +118,7 @@ class PassingAttempt:
     async def _through_foreign(self) -> None:
         """The answer is taken whole before it is sent: a slow reader keeps no place in line."""
         async with self._admitted():
-            with self._begun():
+            with self._call.at_work():
                 content = await self._answer()
         self._call.answered(self._clock.now())
         await self._exchange.send_whole(200, content)
@@ -173,16 +173,6 @@ class PassingAttempt:
             self._exchange.headers.append((b"x-kvota-queue-ms", queued_ms))
             yield
             place.produced(0, 1, is_done=True)
-
-    @contextmanager
-    def _begun(self) -> Iterator[None]:
-        """A backend is at it: whoever leaves now has used it. A backend that fails has not."""
-        self._call.has_begun = True
-        try:
-            yield
-        except KvotaError:
-            self._call.has_begun = False
-            raise
 
     def _not_offered(self, error: KvotaError) -> NotFound:
         name, path = self._target.route.name, self._asked.kind.path
