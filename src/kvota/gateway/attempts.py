@@ -7,8 +7,9 @@ Either way the attempt ends with the client's answer, or with an exception that 
 for the backend (`verdict_of`).
 """
 
+import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import msgspec
@@ -163,22 +164,19 @@ class Attempt:
     async def _through_relay(self) -> None:
         exchange, asked, target = self._exchange, self._asked, self._target
         backend = target.backend
-        max_tokens = await self._price()
-        also = {} if asked.max_tokens is not None else {"max_tokens": max_tokens}
-        body = outgoing_body(asked.content, model=target.model, kind=backend.kind, also=also)
-        headers = headers_to(backend, asked, self._call)
-        async with (
-            while_client_stays(exchange),
-            self._bridged(),
-            self._admitted(max_tokens) as place,
-        ):
-            if place is not None:
-                self._note_place(place)
-            with self._call.at_work():
-                async with backend.upstream.open(
-                    asked.path, body, headers, deadline_s=asked.arrival.deadline_s
-                ) as reply:
-                    await self._read(reply, place, max_tokens)
+        async with while_client_stays(exchange), self._bridged():
+            max_tokens = await self._price()
+            also = {} if asked.max_tokens is not None else {"max_tokens": max_tokens}
+            body = outgoing_body(asked.content, model=target.model, kind=backend.kind, also=also)
+            headers = headers_to(backend, asked, self._call)
+            async with self._admitted(max_tokens) as place:
+                if place is not None:
+                    self._note_place(place)
+                with self._call.at_work():
+                    async with backend.upstream.open(
+                        asked.path, body, headers, deadline_s=asked.arrival.deadline_s
+                    ) as reply:
+                        await self._read(reply, place, max_tokens)
 
     async def _read(self, reply: UpstreamReply, place: Place | None, max_tokens: int) -> None:
         if self._target.backend.is_own_kind:
@@ -204,10 +202,19 @@ class Attempt:
             return asked.max_tokens or self._output_tokens_assumed
         tokens = asked.estimated_prompt_tokens
         if tokens > backend.estimate_max_tokens:
-            tokens = (await backend.counter(self._target.model).count(asked.content)).tokens
+            tokens = await self._counted(tokens)
         self._call.prompt_tokens = tokens
         left = max(backend.max_model_len - tokens, 1)
         return asked.max_tokens or min(left, self._output_tokens_assumed)
+
+    async def _counted(self, estimated_tokens: int) -> int:
+        """By the backend's tokenizer; the estimate, where the request's time ends before that."""
+        counter = self._target.backend.counter(self._target.model)
+        left_s = self._asked.arrival.deadline_s - self._clock.now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                return (await counter.count(self._asked.content)).tokens
+        return estimated_tokens
 
     def _admitted(self, max_tokens: int) -> AbstractAsyncContextManager[Any]:
         """A place at the desk, where the gateway keeps one; it waits, and tells where."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvota.core.clock import SystemClock
 from kvota.gateway.upstream.connection import Upstream, UpstreamSettings
 from kvota.gateway.upstream.counting import (
+    QUESTIONS_MAX,
     TOKENS_PER_CHAT,
     TOKENS_PER_MESSAGE,
     BackendCounter,
@@ -243,3 +244,29 @@ async def test_a_backend_that_cannot_count_is_replaced_by_a_guess(
     counter = BackendCounter(upstream, form, model="real", timeout_s=0.2)
     asked = body(messages=[user("one two three")])
     assert await counter.count(asked) == PromptCount(estimate(asked), is_exact=False)
+
+
+async def test_all_prompts_together_have_one_bound_of_time(
+    backend: FakeBackend, upstream: Upstream
+) -> None:
+    async def slowly(asked: fake.Received, wire: fake.Wire) -> None:
+        await wire.pause(0.15)
+        await wire.json({"count": 1})
+
+    backend.overrides["/tokenize"] = slowly
+    counter = BackendCounter(upstream, TokenizeForm.VLLM, model="real", timeout_s=0.2)
+    asked = body(prompt=["one", "two", "three", "four", "five"])
+    assert await counter.count(asked) == PromptCount(estimate(asked), is_exact=False)
+    assert len(backend.received) <= 2, "and nothing after it"
+
+
+@pytest.mark.parametrize("form", list(TokenizeForm))
+async def test_a_backend_is_asked_about_so_many_texts_and_no_more(
+    backend: FakeBackend, upstream: Upstream, form: TokenizeForm
+) -> None:
+    counter = BackendCounter(upstream, form, model="real")
+    asked = body(prompt=(QUESTIONS_MAX + 1) * ["one two"])
+    assert await counter.count(asked) == PromptCount(estimate(asked), is_exact=False)
+    assert not backend.received
+    await counter.count(body(prompt=[*QUESTIONS_MAX * ["one"], [1, 2]]))
+    assert backend.received

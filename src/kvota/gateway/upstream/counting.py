@@ -20,7 +20,8 @@ from kvota.gateway.upstream.connection import Upstream
 from kvota.gateway.upstream.estimate import estimated_tokens
 from kvota.gateway.upstream.kinds import TokenizeForm
 
-COUNT_TIMEOUT_S: Final = 2.0
+COUNT_TIMEOUT_S: Final = 2.0  # for all prompts of a request together
+QUESTIONS_MAX: Final = 16  # to a backend's tokenizer, about one request: a text each
 _INLINE_BYTES_MAX: Final = 8_000  # of a body: a tokenizer takes about a millisecond for it
 # What a chat template puts around a message (ChatML and Llama 3: 5), and around them all, with a
 # system prompt that some templates add by themselves (Qwen 2.5: about 20).
@@ -103,17 +104,19 @@ class TokenizerCounter:
 
 
 class BackendCounter:
-    """Asks the backend's own tokenizer; guesses where that fails or takes too long."""
+    """Asks the backend's own tokenizer; guesses where that fails or takes too long, and where it
+    would have to be asked too often.
+    """
 
     def __init__(
         self, upstream: Upstream, form: TokenizeForm, *, model: str,
         timeout_s: float = COUNT_TIMEOUT_S,
     ) -> None:  # fmt: skip
         self._upstream = upstream
-        self._ask = {
-            TokenizeForm.VLLM: self._vllm,
-            TokenizeForm.LLAMACPP: self._llamacpp,
-            TokenizeForm.TGI: self._tgi,
+        self._of_chat, self._of_text = {
+            TokenizeForm.VLLM: (self._vllm_chat, self._vllm_text),
+            TokenizeForm.LLAMACPP: (self._llamacpp_chat, self._llamacpp_text),
+            TokenizeForm.TGI: (self._tgi_chat, self._tgi_text),
         }[form]
         self._model = model
         self._timeout_s = timeout_s
@@ -121,47 +124,47 @@ class BackendCounter:
     async def count(self, body: bytes) -> PromptCount:
         fields = _fields.decode(body)
         try:
-            return PromptCount(max(1, await self._ask(fields)), is_exact=True)
-        except (KvotaError, msgspec.MsgspecError):
+            async with asyncio.timeout(self._timeout_s):
+                tokens = await self._count(fields)
+        except (KvotaError, msgspec.MsgspecError, TimeoutError):
+            tokens = None
+        if tokens is None:
             return PromptCount(max(1, estimate(body)), is_exact=False)
+        return PromptCount(max(1, tokens), is_exact=True)
 
-    async def _vllm(self, fields: _Fields) -> int:
+    async def _count(self, fields: _Fields) -> int | None:
+        """None: too many questions."""
         if "messages" in fields:
-            return await self._counted({"model": self._model, **_chat(fields)})
-        total = 0
-        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
-            if isinstance(prompt, str):
-                total += await self._counted({"model": self._model, "prompt": prompt})
-            else:
-                total += len(prompt)
-        return total
+            return await self._of_chat(_chat(fields))
+        prompts = [*prompts_of(msgspec.json.decode(fields.get("prompt", b"null")))]
+        texts = [one for one in prompts if isinstance(one, str)]
+        if len(texts) > QUESTIONS_MAX:
+            return None
+        tokens = sum(len(one) for one in prompts if not isinstance(one, str))
+        for text in texts:
+            tokens += await self._of_text(text)
+        return tokens
 
-    async def _counted(self, question: Mapping[str, Any]) -> int:
+    async def _vllm_chat(self, chat: dict[str, Any]) -> int:
+        return (await self._post("/tokenize", {"model": self._model, **chat}, _VllmCount)).count
+
+    async def _vllm_text(self, text: str) -> int:
+        question = {"model": self._model, "prompt": text}
         return (await self._post("/tokenize", question, _VllmCount)).count
 
-    async def _llamacpp(self, fields: _Fields) -> int:
-        if "messages" in fields:
-            rendered = await self._post("/apply-template", _chat(fields), _LlamacppPrompt)
-            return await self._tokens_in(rendered.prompt)
-        total = 0
-        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
-            total += await self._tokens_in(prompt) if isinstance(prompt, str) else len(prompt)
-        return total
+    async def _llamacpp_chat(self, chat: dict[str, Any]) -> int:
+        rendered = await self._post("/apply-template", chat, _LlamacppPrompt)
+        return await self._llamacpp_text(rendered.prompt)
 
-    async def _tokens_in(self, text: str) -> int:
+    async def _llamacpp_text(self, text: str) -> int:
         question = {"content": text, "add_special": True, "parse_special": True}
         return len((await self._post("/tokenize", question, _LlamacppTokens)).tokens)
 
-    async def _tgi(self, fields: _Fields) -> int:
-        if "messages" in fields:
-            return len((await self._post("/chat_tokenize", _chat(fields), _TgiChat)).tokens)
-        total = 0
-        for prompt in prompts_of(msgspec.json.decode(fields.get("prompt", b"null"))):
-            if isinstance(prompt, str):
-                total += len(await self._post("/tokenize", {"inputs": prompt}, list[msgspec.Raw]))
-            else:
-                total += len(prompt)
-        return total
+    async def _tgi_chat(self, chat: dict[str, Any]) -> int:
+        return len((await self._post("/chat_tokenize", chat, _TgiChat)).tokens)
+
+    async def _tgi_text(self, text: str) -> int:
+        return len(await self._post("/tokenize", {"inputs": text}, list[msgspec.Raw]))
 
     async def _post(self, path: str, question: Mapping[str, Any], kind: type[T]) -> T:
         body = msgspec.json.encode(question)
