@@ -47,6 +47,7 @@ CONVERSATION: Final = b"x-kvota-conversation"  # what belongs together, for affi
 RETRY_AFTER_UNHEALTHY_S: Final = 5.0
 GOOD_FOR_S: Final = 30.0  # since its latest answer: what it does not know may be one model alone
 _CONVERSATION_LENGTH_MAX: Final = 256
+_FORBIDDEN: Final = frozenset({402, 403})  # also what one request costs, or says
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -270,17 +271,27 @@ def _hold_s(
     """How long a backend wants peace, or is better left alone; None: it may be asked at once.
 
     A node's desk says no to one request, not to all. And what is not known in one place may be
-    known in another: another path, or the other models of a backend that has just answered.
+    known in another: another path, or the other models of a backend that has just answered; nor
+    need it be our key that is forbidden something, where others of its requests are answered.
     """
+    is_good = now - backend.answered_s <= GOOD_FOR_S
     if failure is Failure.MISCONFIGURED:
-        return None if backend.supervised else RETRY_AFTER_UNHEALTHY_S
+        may_be_one_request = is_good and _status_of(error) in _FORBIDDEN
+        return None if backend.supervised or may_be_one_request else RETRY_AFTER_UNHEALTHY_S
     if not isinstance(error, AttemptFailed):
         return None
     if failure is Failure.NOT_OFFERED:
-        return RETRY_AFTER_UNHEALTHY_S if now - backend.answered_s > GOOD_FOR_S else None
+        return None if is_good else RETRY_AFTER_UNHEALTHY_S
     if failure is Failure.BUSY and not backend.is_own_kind:
         return RETRY_AFTER_UNHEALTHY_S if error.retry_after_s is None else error.retry_after_s
     return None
+
+
+def _status_of(error: KvotaError | None) -> int | None:
+    """What the backend said."""
+    if isinstance(error, AttemptFailed):
+        return error.backend_status
+    return error.status if isinstance(error, PassedOn) else None
 
 
 def _last(error: KvotaError, target: Target, *, has_sent: bool) -> KvotaError:
