@@ -8,7 +8,7 @@ import pytest
 from kvota.core.clock import ManualClock
 from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
-from tests.support.fake_backend import FakeBackend, events, says
+from tests.support.fake_backend import FakeBackend, Received, Wire, events, says
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of
 
 TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
@@ -105,3 +105,23 @@ async def test_what_is_wrong_with_the_request_is_heard_from_the_first(
     a.script = says(error_event("invalid_request", "invalid_request_error"))
     reply = await chained.chat(stream=True)
     assert (reply.status, reply.error["code"], b.generations) == (400, "invalid_request", [])
+
+
+@pytest.mark.parametrize("is_first_away", [True, False])
+async def test_a_request_is_ended_though_another_node_is_away(
+    chained: GatewayWorld, a: FakeBackend, b: FakeBackend, is_first_away: bool
+) -> None:
+    away, own = (a, b) if is_first_away else (b, a)
+
+    async def ended(asked: Received, wire: Wire) -> None:
+        assert asked.method == "DELETE"
+        await wire.json({"id": "mine", "object": "request.deleted", "num_cancelled": 1})
+
+    own.overrides["/v1/requests/mine"] = ended
+    await away.stop()
+    reply = await chained.http.delete("/v1/requests/mine")
+    assert (reply.status_code, reply.json()["num_cancelled"]) == (200, 1)
+    unknown = await chained.http.delete("/v1/requests/another")
+    assert unknown.status_code == 502, "the node that is away may have it"
+    await away.listen(away.port)
+    assert (await chained.http.delete("/v1/requests/another")).status_code == 404

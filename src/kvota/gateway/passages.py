@@ -94,10 +94,17 @@ class LiveRequests:
         if num_ended:
             return json_response(DeletedRequest(id=name, num_cancelled=num_ended))
         raw = request.scope["raw_path"].partition(path.encode())[2].decode("ascii", "replace")
+        away: KvotaError | None = None  # which may have it
         for node in _nodes_at_work(self._live):
-            status, content, headers = await _ask(node, "DELETE", path + raw, None, caller)
+            try:
+                status, content, headers = await _ask(node, "DELETE", path + raw, None, caller)
+            except KvotaError as error:
+                away = away or error
+                continue
             if status != 404:
                 return Response(content, status, headers)
+        if away is not None:
+            raise away
         raise NotFound(f"No request that has not ended is called `{name[:128]}`.", param="id")
 
 
