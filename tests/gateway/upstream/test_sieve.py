@@ -49,6 +49,15 @@ def call(number: int | None, arguments: str, **more: Any) -> dict[str, Any]:
     return {"tool_calls": [{"index": number, "function": {"arguments": arguments, **more}}]}
 
 
+def old_call(arguments: str, **more: Any) -> dict[str, Any]:
+    return {"function_call": {"arguments": arguments, **more}}
+
+
+def detail(number: int | None, text: str, name: str = "text") -> dict[str, Any]:
+    one: dict[str, Any] = {"type": f"reasoning.{name}", name: text}
+    return {"reasoning_details": [one if number is None else {"index": number, **one}]}
+
+
 def sifted(*values: bytes) -> list[bytes]:
     sieve = Sieve(HoldsSecrets())
     return [sieve.chunk(one) for one in values]
@@ -64,7 +73,7 @@ def put_together(values: list[bytes]) -> Any:
 CHAT_FIELDS = [name for name in TEXT_FIELDS if name != "text"]
 said = st.tuples(
     st.integers(0, 1),
-    st.sampled_from([*CHAT_FIELDS, 0, 1]),
+    st.sampled_from([*CHAT_FIELDS, "function_call", 0, 1]),
     st.sampled_from(["Σ", "ΣE", "ΣEK", "PE", "x"]),
 )
 
@@ -74,6 +83,7 @@ def test_a_filter_that_holds_back_loses_nothing_and_mixes_nothing(spoken: Any) -
     values = []
     for index, where, text in spoken:
         delta = {where: text} if isinstance(where, str) else call(where, text)
+        delta = old_call(text) if where == "function_call" else delta
         logprobs = {"content": [{"token": text}]}
         values.append(value(part(delta, index, logprobs=logprobs, token_ids=[len(text)])))
     values += [value(part({}, index, finish_reason="stop")) for index in (0, 1)]
@@ -86,6 +96,7 @@ def test_a_filter_that_holds_back_loses_nothing_and_mixes_nothing(spoken: Any) -
 
 @pytest.mark.parametrize("delta", [
     *({name: "{}"} for name in CHAT_FIELDS), call(0, "{}"), call(None, "{}"),
+    old_call("{}"), detail(0, "{}"), detail(None, "{}"), detail(1, "{}", "summary"),
 ])  # fmt: skip
 @pytest.mark.parametrize("at", range(1, len(SECRET)))
 def test_no_piece_of_a_find_goes_out_wherever_it_is(delta: dict[str, Any], at: int) -> None:
@@ -131,9 +142,25 @@ def test_what_is_left_goes_out_with_the_end_of_its_choice(delta: Any) -> None:
     assert choice["logprobs"] == logprobs
 
 
+@pytest.mark.parametrize(("delta", "rest"), [
+    (old_call("ΣE", name="f"), old_call("ΣE")), (detail(2, "ΣE"), detail(2, "ΣE")),
+    (detail(0, "Σ", "summary"), detail(0, "Σ", "summary")),
+])  # fmt: skip
+@pytest.mark.parametrize("ending", [None, {}])
+def test_so_it_does_with_calls_of_older_clients_and_details(
+    delta: dict[str, Any], rest: dict[str, Any], ending: Any
+) -> None:
+    last = {"index": 0, "delta": ending, "finish_reason": "stop"}
+    one, two = sifted(value(part(json.loads(json.dumps(delta)))), value(last))
+    assert set(one.decode()).isdisjoint(SECRET)
+    assert json.loads(two)["choices"][0]["delta"] == rest
+
+
 @pytest.mark.parametrize("said", [
     {"message": {"content": f"a {SECRET}"}}, {"message": {"content": None, "refusal": SECRET}},
     {"message": call(0, SECRET)}, {"message": call(0, "", name=SECRET)},
+    {"message": old_call(SECRET)}, {"message": old_call("", name=SECRET)},
+    {"message": detail(0, SECRET)}, {"message": detail(None, SECRET, "summary")},
     {"text": SECRET}, {"text": "x", "message": None, "reasoning": SECRET},
 ])  # fmt: skip
 def test_an_answer_in_one_piece_is_searched_everywhere(said: dict[str, Any]) -> None:
@@ -142,7 +169,10 @@ def test_an_answer_in_one_piece_is_searched_everywhere(said: dict[str, Any]) -> 
 
 
 def test_an_answer_in_one_piece_is_whole_afterwards() -> None:
-    message = {"content": "ends with Σ", **call(0, '{"a": "ΣE', name="ΣEK")}
+    message = {
+        "content": "ends with Σ", **call(0, '{"a": "ΣE', name="ΣEK"), **old_call("Σ", name="ΣEK"),
+        **detail(None, "ΣE"),
+    }  # fmt: skip
     choices = [{"index": 0, "message": json.loads(json.dumps(message))}, {"index": 1, "text": "Σ"}]
     Sieve(HoldsSecrets()).whole(choices)
     assert choices == [{"index": 0, "message": message}, {"index": 1, "text": "Σ"}]

@@ -1,6 +1,7 @@
 """The texts of an answer on their way through a filter, and all that would give them away.
 
-    chunk ─▶ content · reasoning · refusal · a completion's text · arguments of tool calls
+    chunk ─▶ content · reasoning, and its details · refusal · a completion's text
+             arguments of tool calls, and of the one function call of older clients
                └ what the filter holds back comes with a later chunk of its choice
           ─▶ logprobs · token ids: say the same again, so they wait until nothing is held back
 
@@ -16,7 +17,10 @@ import msgspec
 from kvota.gateway.upstream.chunks import TEXT_FIELDS
 
 _REPEATS: Final = ("logprobs", "token_ids")
-_Place = tuple[str, int | None]  # a field, and the tool call that it is of
+_DETAILS: Final = {"text": "reasoning.text", "summary": "reasoning.summary"}  # OpenRouter's types
+# A field, and the tool call or the detail of reasoning that it is of; arguments of none are those
+# of `function_call`.
+_Place = tuple[str, int | None]
 
 
 class TextFilter(Protocol):
@@ -71,7 +75,7 @@ class _Choice:
         self._feed_all(holder)
         is_last = bool(part.get("finish_reason"))
         if is_last and (rests := self._finish_all()):
-            if delta is None and any(name != "text" for (name, _), _ in rests):
+            if delta is None and any(place != ("text", None) for place, _ in rests):
                 holder = part["delta"] = {}
             _add(rests, holder)
         self._hold_repeats(part, may_go=is_last or not any(self._num_held.values()))
@@ -85,10 +89,17 @@ class _Choice:
         for name in TEXT_FIELDS:
             if isinstance(text := holder.get(name), str) and text:
                 holder[name] = self._feed((name, None), text)
-        for number, call in _calls_of(holder):
-            self._feed_call(number, call.get("function") or {})
+        for number, call in _numbered(holder.get("tool_calls")):
+            self._feed_call(number, call.get("function"))
+        self._feed_call(None, holder.get("function_call"))
+        for number, detail in _numbered(holder.get("reasoning_details")):
+            for name in _DETAILS:
+                if isinstance(text := detail.get(name), str) and text:
+                    detail[name] = self._feed((name, number), text)
 
-    def _feed_call(self, number: int, function: dict[str, Any]) -> None:
+    def _feed_call(self, number: int | None, function: Any) -> None:
+        if not isinstance(function, dict):
+            return
         for name, said in function.items():
             if name == "arguments" and isinstance(said, str):
                 function[name] = self._feed((name, number), said)
@@ -129,29 +140,46 @@ def said_in(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(rests: Iterable[tuple[_Place, str]], holder: dict[str, Any]) -> None:
-    for (name, call), rest in rests:
-        where = holder if call is None else _function_of(call, holder)
+    for (name, number), rest in rests:
+        where = _where(name, number, holder)
         where[name] = (where.get(name) or "") + rest
 
 
-def _function_of(number: int, holder: dict[str, Any]) -> dict[str, Any]:
-    """The tool call `number` of a chunk or message, which may not speak of it yet."""
-    calls: list[dict[str, Any]] = holder.get("tool_calls") or []
-    holder["tool_calls"] = calls
-    call = dict(_calls_of(holder)).get(number)
-    if call is None:
-        calls.append(call := {"index": number})
-    if call.get("function") is None:
-        call["function"] = {}
-    function: dict[str, Any] = call["function"]
-    return function
+def _where(name: str, number: int | None, holder: dict[str, Any]) -> dict[str, Any]:
+    """What of a chunk or message has the field; it may not speak of it yet."""
+    if name == "arguments":
+        call = holder if number is None else _one_of("tool_calls", number, holder)
+        return _inside(call, "function_call" if number is None else "function")
+    if number is None:
+        return holder
+    detail = _one_of("reasoning_details", number, holder)
+    detail.setdefault("type", _DETAILS[name])
+    return detail
 
 
-def _calls_of(holder: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """With their numbers: where none is stated, their places."""
+def _one_of(name: str, number: int, holder: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(holder.get(name), list):
+        holder[name] = []
+    one = dict(_numbered(holder[name])).get(number)
+    if one is None:
+        holder[name].append(one := {"index": number})
+    return one
+
+
+def _inside(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(holder.get(name), dict):
+        holder[name] = {}
+    inner: dict[str, Any] = holder[name]
+    return inner
+
+
+def _numbered(given: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Tool calls, or details, with their numbers: where none is stated, their places."""
+    found = given if isinstance(given, list) else []
     return [
-        (position if call.get("index") is None else call["index"], call)
-        for position, call in enumerate(holder.get("tool_calls") or ())
+        (one["index"] if isinstance(one.get("index"), int) else position, one)
+        for position, one in enumerate(found)
+        if isinstance(one, dict)
     ]
 
 
