@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvota.gateway.caller import KeyLimits
+from kvota.gateway.settings import BackendEntry
+from kvota.gateway.upstream.kinds import BackendKind
 from tests.support.fake_backend import FakeBackend
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of, vllm_entry
 from tests.support.http_client import CHAT
@@ -42,3 +44,17 @@ async def test_what_the_filter_refuses_takes_no_tokens(world: GatewayWorld) -> N
         denied = await world.chat("project falcon", key=key, max_tokens=800)
         assert denied.error["code"] == "content_filtered"
     assert (await world.chat(key=key, max_tokens=800)).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_where_a_filter_reads_a_nodes_answers_they_may_be_as_long_as_ever(
+    backend: FakeBackend, block_list: str, stream: bool
+) -> None:
+    entry = BackendEntry(name="a", url=backend.url, kind=BackendKind.KVOTA)
+    backend.num_tokens = 40
+    async with gateway_world(
+        entry, models=[model_of("chat", "a")], block_lists=(block_list,), output_tokens_assumed=8
+    ) as world:
+        assert (await world.chat(stream=stream)).text().endswith("w39")
+        assert "max_tokens" not in backend.generations[0].json
+        assert (await world.chat(stream=stream, max_tokens=5)).text().endswith("w4")

@@ -166,7 +166,8 @@ class Attempt:
         backend = target.backend
         async with while_client_stays(exchange), self._bridged():
             max_tokens = await self._price()
-            also = {} if asked.max_tokens is not None else {"max_tokens": max_tokens}
+            is_ours = asked.max_tokens is None and max_tokens is not None
+            also = {"max_tokens": max_tokens} if is_ours else {}
             body = outgoing_body(asked.content, model=target.model, kind=backend.kind, also=also)
             headers = headers_to(backend, asked, self._call)
             async with self._admitted(max_tokens) as place:
@@ -178,7 +179,9 @@ class Attempt:
                     ) as reply:
                         await self._read(reply, place, max_tokens)
 
-    async def _read(self, reply: UpstreamReply, place: Place | None, max_tokens: int) -> None:
+    async def _read(
+        self, reply: UpstreamReply, place: Place | None, max_tokens: int | None
+    ) -> None:
         if self._target.backend.is_own_kind:
             pass_figures(reply, self._exchange, self._call)
         relay = self._relay = Relay(
@@ -195,11 +198,14 @@ class Attempt:
             if place is not None:
                 place.tally = relay.tally
 
-    async def _price(self) -> int:
-        """Count the prompt; returns the most tokens that one choice may have."""
+    async def _price(self) -> int | None:
+        """Count the prompt; returns the most tokens that one choice may have.
+
+        None: its own desk decides that.
+        """
         asked, backend = self._asked, self._target.backend
         if backend.desk is None:
-            return asked.max_tokens or self._output_tokens_assumed
+            return asked.max_tokens
         tokens = asked.estimated_prompt_tokens
         if tokens > backend.estimate_max_tokens:
             tokens = await self._counted(tokens)
@@ -216,10 +222,10 @@ class Attempt:
                 return (await counter.count(self._asked.content)).tokens
         return estimated_tokens
 
-    def _admitted(self, max_tokens: int) -> AbstractAsyncContextManager[Any]:
+    def _admitted(self, max_tokens: int | None) -> AbstractAsyncContextManager[Any]:
         """A place at the desk, where the gateway keeps one; it waits, and tells where."""
         desk, asked = self._target.backend.desk, self._asked
-        if desk is None:
+        if desk is None or max_tokens is None:
             return nullcontext()
         ticket = ticket_of(
             asked.caller,
@@ -252,7 +258,7 @@ class Attempt:
         said = None if desk is None else desk.remark(self._asked.arrival.id)
         return said or "heartbeat"
 
-    def _ask(self, max_tokens: int) -> Ask:
+    def _ask(self, max_tokens: int | None) -> Ask:
         body, options = self._asked.body, self._asked.body.stream_options
         wants_usage = bool(options and options.include_usage)
         return Ask(
@@ -262,7 +268,7 @@ class Attempt:
             num_choices=self._asked.num_choices,
             model=None if self._target.backend.is_own_kind else self._target.route.name,
             prompt_tokens=self._call.prompt_tokens,
-            output_tokens_max=max_tokens * self._asked.num_choices,
+            output_tokens_max=None if max_tokens is None else max_tokens * self._asked.num_choices,
         )
 
     async def _relayed(self, relay: Relay) -> None:
