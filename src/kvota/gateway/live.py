@@ -1,6 +1,7 @@
 """What a reload may replace while requests run: everything that comes from the file.
 
-A request takes `Live.now` once and keeps it to its end, so it never sees half of two settings.
+A request takes `Live.now` once, when its body is here, and keeps it to its end, so it never sees
+half of two settings.
 """
 
 import asyncio

@@ -121,8 +121,9 @@ class GatewayEndpoint(Endpoint, Generic[T]):
         self._decoder: BodyDecoder[T] = BodyDecoder(kind)
 
     async def _serve(self, exchange: Exchange, call: Call) -> None:
-        parts, rules = self._parts, self._parts.live.now
+        parts = self._parts
         caller, arrival, content = await self._let_in(exchange, call)
+        rules = parts.live.now  # not before: a reload may come while a body does
         async with exchange.watched():
             body = self._decoder.decode(content)
             asked = Asked(
