@@ -11,7 +11,7 @@ from kvota.core.clock import ManualClock
 from kvota.gateway.caller import KeyLimits
 from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
-from tests.support.fake_backend import FakeBackend, Received, Wire
+from tests.support.fake_backend import FakeBackend, Received, Wire, events
 from tests.support.gateway_world import PATIENCE_S, GatewayWorld, gateway_world, model_of
 
 
@@ -81,3 +81,27 @@ async def test_who_leaves_the_line_of_a_desk_here_has_used_nothing(
     await until(lambda: world.log.count('"client_closed"') == 2)
     reply = await world.chat(key=key, max_tokens=40)
     assert (reply.status, reply.headers["x-ratelimit-remaining-requests"]) == (200, "1")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_has_an_answer_may_ask_again_though_its_backend_has_not_hung_up(
+    closing: AsyncExitStack, backend: FakeBackend, stream: bool
+) -> None:
+    world = await world_of(closing, backend, BackendKind.VLLM)
+    key = await world.key(limits=KeyLimits(concurrent_requests=1))
+    desk = world.parts.registry["a"].desk
+    assert desk is not None
+    may_end = asyncio.Event()
+
+    async def ends_late(asked: Received, wire: Wire) -> None:
+        await wire.head()
+        for one in events(asked.path):
+            await wire.send(one)
+        await may_end.wait()
+        await wire.end()
+
+    backend.script = ends_late
+    for _ in range(3):
+        assert (await world.chat(key=key, stream=stream)).status == 200
+        assert not desk.places
+    may_end.set()

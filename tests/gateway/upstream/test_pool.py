@@ -47,6 +47,61 @@ async def ask(channel: Channel) -> bytes:
     return await channel.piece(PATIENCE_S)
 
 
+class LateServer:
+    """Says all that matters, and ends its answer when it may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.is_left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER[:-1])
+        ending = asyncio.create_task(self._end(writer))
+        await reader.read()
+        self.is_left.set()
+        ending.cancel()
+        writer.close()
+
+    async def _end(self, writer: asyncio.StreamWriter) -> None:
+        await self.may_end.wait()
+        writer.write(ANSWER[-1:])
+
+
+@pytest.fixture
+async def late() -> AsyncIterator[tuple[LateServer, Address]]:
+    made = LateServer()
+    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    yield made, Address("127.0.0.1", listening.sockets[0].getsockname()[1])
+    listening.close()
+
+
+async def test_a_connection_whose_answer_ends_soon_is_kept(
+    late: tuple[LateServer, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvota.gateway.upstream.pool.LINGER_S", PATIENCE_S)
+    pool = Pool(late[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    channel = await pool.take(PATIENCE_S)
+    assert await ask(channel) == b"o"
+    pool.give_back(channel, sees_end=True)
+    late[0].may_end.set()
+    assert await pool.take(PATIENCE_S) is channel
+    pool.close()
+
+
+async def test_a_connection_whose_answer_does_not_end_is_closed(
+    late: tuple[LateServer, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvota.gateway.upstream.pool.LINGER_S", 0.05)
+    pool = Pool(late[1], connections_max=1, keep_alive_s=PATIENCE_S)
+    channel = await pool.take(PATIENCE_S)
+    assert await ask(channel) == b"o"
+    pool.give_back(channel, sees_end=True)
+    await asyncio.wait_for(late[0].is_left.wait(), PATIENCE_S)
+    assert await pool.take(PATIENCE_S) is not channel
+    pool.close()
+
+
 async def test_a_connection_is_used_again_and_the_latest_first(
     server: tuple[Server, Address],
 ) -> None:

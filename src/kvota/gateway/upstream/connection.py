@@ -261,6 +261,7 @@ class UpstreamReply:
         # Content has come: from here on another backend cannot take over. Set by whoever reads
         # the stream, for a role or a comment is not content.
         self.has_content = False
+        self.is_said = False  # all that matters; set by whoever reads
 
     @property
     def is_at_end(self) -> bool:
@@ -315,13 +316,14 @@ class UpstreamReply:
         return b"".join(parts)[:ERROR_BODY_BYTES_MAX]
 
     def close(self) -> None:
-        """End it: the connection is kept if all of the answer has been read, else closed now.
+        """End it: the connection is kept if all of the answer has been read, else closed now; where
+        all is said and its end is on its way, once that has come or does not come soon.
 
         A `read` that waits raises AttemptFailed. Idempotent.
         """
         if not self._is_closed:  # else the connection may be somebody else's by now
             self._is_closed = True
-            self._pool.give_back(self._channel)
+            self._pool.give_back(self._channel, sees_end=self.is_said)
 
     def failure(self, kind: FailureKind, what: str) -> AttemptFailed:
         name = self.settings.name

@@ -8,13 +8,18 @@ The connection used last is used next, so what a burst has opened falls idle and
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from dataclasses import dataclass
+from math import inf
+from typing import Final
 from urllib.parse import urlsplit
 
 from kvota.edge.liveness import notice_vanished
-from kvota.gateway.upstream.channel import Channel
+from kvota.gateway.upstream.channel import Channel, ChannelError
+
+LINGER_S: Final = 1.0  # for the end of an answer after its [DONE], so that the connection is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Pool:
         self._keep_alive_s = keep_alive_s
         self._places = asyncio.Semaphore(connections_max)  # for those that are busy
         self._busy: set[Channel] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # of busy ones whose answer nobody reads on
         self._idle: list[tuple[Channel, float]] = []  # and since when; the last one newest
         self._sweeping: asyncio.TimerHandle | None = None
         self._answered: str | None = None  # the address that was reached last
@@ -74,9 +80,14 @@ class Pool:
         self._busy.add(channel)
         return channel
 
-    def give_back(self, channel: Channel) -> None:
-        """Idempotent."""
+    def give_back(self, channel: Channel, *, sees_end: bool = False) -> None:
+        """Idempotent. With `sees_end` it is busy until its answer has ended, which must be soon."""
         if channel not in self._busy:
+            return
+        if sees_end and not channel.is_complete:
+            task = asyncio.get_running_loop().create_task(self._see_end(channel))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
             return
         self._busy.discard(channel)
         self._places.release()
@@ -87,6 +98,15 @@ class Pool:
         self._idle.append((channel, loop.time()))
         if self._sweeping is None:
             self._sweeping = loop.call_later(self._keep_alive_s, self._sweep)
+
+    async def _see_end(self, channel: Channel) -> None:
+        try:
+            with contextlib.suppress(TimeoutError, ChannelError):
+                async with asyncio.timeout(LINGER_S):
+                    while await channel.piece(inf):
+                        pass
+        finally:
+            self.give_back(channel)
 
     def close(self) -> None:
         """Close every connection, busy or not. None can be taken any more."""

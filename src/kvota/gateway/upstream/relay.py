@@ -12,7 +12,6 @@ False; whoever owns the Exchange answers it once, with one error event and witho
 and whatever else came before the content is held back until then, so no client sees it twice.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -20,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from kvota.core.clock import Clock
-from kvota.core.errors import ClientClosed, RequestTimeout
+from kvota.core.errors import ClientClosed
 from kvota.edge.cutting import CutScope
 from kvota.edge.exchange import Exchange
 from kvota.gateway.upstream.assembly import AssembledBody, Assembler, decode_body
@@ -45,7 +44,6 @@ from kvota.gateway.upstream.sieve import TextFilter
 from kvota.gateway.upstream.sse_reader import EventTooLong, SseReader
 from kvota.wire import sse
 
-LINGER_S: Final = 1.0  # for the end of an answer after its [DONE], so that the connection is kept
 _HELD_BYTES_MAX: Final = 256 * 1024  # before content
 
 
@@ -152,7 +150,7 @@ class Relay:
         usage = b"" if closing is None else b"data: %b\n\n" % closing
         before_end()
         await exchange.write(usage + sse.DONE, last=True)
-        await self._linger()
+        await self._leave_end()
 
     async def collect(self) -> AssembledBody:
         """The whole answer as one body. Raises as `begin`."""
@@ -164,7 +162,7 @@ class Relay:
             body = assembler.body(self._passage.usage())
         except msgspec.MsgspecError as error:
             raise self._malformed(f"sent chunks that are no answer ({error})") from None
-        await self._linger()
+        await self._leave_end()
         return body
 
     async def _collect(self, assembler: Assembler) -> None:
@@ -230,15 +228,11 @@ class Relay:
                 error = chunk.error if bytes(chunk.error) else msgspec.Raw(content)
                 raise self._said_error(ErrorEvent(error))
 
-    async def _linger(self) -> None:
-        """Read the few bytes that end the answer, so that its connection can be used again."""
+    async def _leave_end(self) -> None:
+        """Nobody has to wait for the few bytes behind an answer's [DONE] but its connection."""
         if self._reply.is_at_end:
-            await self._reply.read()  # at once: what there may be behind its [DONE]
-            return
-        with contextlib.suppress(TimeoutError, AttemptFailed, RequestTimeout):
-            async with asyncio.timeout(LINGER_S):
-                while await self._reply.read():
-                    pass
+            await self._reply.read()  # at once: what there may be
+        self._reply.is_said = True
 
     def _let_through(self, values: Iterable[bytes], now: float) -> None:
         passage = self._passage
