@@ -81,6 +81,21 @@ async def test_a_client_that_has_gone_before_anybody_asks_is_noticed_at_once() -
         writer.close()
 
 
+async def test_an_empty_answer_is_an_answer() -> None:
+    async def work(exchange: Exchange) -> None:
+        await exchange.body()
+        await exchange.send_whole(400, b"")
+
+    async with serving(work) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(HEAD + b"{}")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+            assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            assert b"content-length: 0" in head.lower()
+        writer.close()
+
+
 @pytest.mark.parametrize("pieces", [[b"{}"], [b"{", b"}"]])
 async def test_a_body_is_read_whole_however_it_comes(pieces: list[bytes]) -> None:
     async def work(exchange: Exchange) -> None:

@@ -125,3 +125,17 @@ async def test_a_request_is_ended_though_another_node_is_away(
     assert unknown.status_code == 502, "the node that is away may have it"
     await away.listen(away.port)
     assert (await chained.http.delete("/v1/requests/another")).status_code == 404
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_an_error_without_words_is_passed_on_as_it_is(
+    chained: GatewayWorld, b: FakeBackend, status: int
+) -> None:
+    async def says_nothing(asked: Received, wire: Wire) -> None:
+        await wire.head(status, content_type="text/plain", length=0)
+
+    b.script = says_nothing
+    reply = await chained.chat(model="small")
+    assert (reply.status, reply.content) == (status, b"")
+    assert reply.headers["content-length"] == "0"
+    assert (await chained.chat()).status == 200

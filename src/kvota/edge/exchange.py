@@ -158,7 +158,7 @@ class Exchange:
         length = (b"content-length", b"%d" % len(content))
         fields = dict((_JSON, *headers, length)).items()  # each name once: the last of it
         self.is_started = True
-        for start in range(0, len(content), PIECE_BYTES):
+        for start in range(0, max(len(content), 1), PIECE_BYTES):
             end = start + PIECE_BYTES
             piece, more = content[start:end], end < len(content)
             await self._deliver(piece, more=more, opening=(status, fields))
