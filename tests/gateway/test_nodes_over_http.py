@@ -8,8 +8,9 @@ import pytest
 from kvota.core.clock import ManualClock
 from kvota.gateway.settings import BackendEntry
 from kvota.gateway.upstream.kinds import BackendKind
-from tests.support.fake_backend import FakeBackend, Received, Wire, events, says
+from tests.support.fake_backend import FakeBackend, Received, Wire, events, says, whole_answer
 from tests.support.gateway_world import GatewayWorld, gateway_world, model_of
+from tests.support.http_client import CHAT
 
 TEXT = "w0 w1 w2 w3 w4 w5 w6 w7"
 HEARTBEAT = b": heartbeat\n\n"
@@ -139,3 +140,44 @@ async def test_an_error_without_words_is_passed_on_as_it_is(
     assert (reply.status, reply.content) == (status, b"")
     assert reply.headers["content-length"] == "0"
     assert (await chained.chat()).status == 200
+
+
+@pytest.mark.parametrize("kind", [BackendKind.KVOTA, BackendKind.VLLM])
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenizer_info"])
+async def test_headers_that_are_no_utf_8_are_as_good_as_any(
+    closing: AsyncExitStack, a: FakeBackend, kind: BackendKind, path: str
+) -> None:
+    odd = b"application/json; x=caf\xe9\xff"
+
+    async def answers(asked: Received, wire: Wire) -> None:
+        body = json.dumps(whole_answer(CHAT, 2) | {"data": [{"index": 0, "embedding": [1.0]}]})
+        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-type: " + odd)
+        await wire.raw(b"\r\nx-kvota-usage: \xff\r\ncontent-length: %d\r\n\r\n" % len(body))
+        await wire.raw(body.encode())
+
+    a.script = answers
+    a.overrides = {"/v1/embeddings": answers, "/tokenizer_info": answers}
+    entry = BackendEntry(name="a", url=a.url, kind=kind)
+    made = gateway_world(entry, models=[model_of("chat", "a")], clock=ManualClock(1000.0))
+    world = await closing.enter_async_context(made)
+    if path == "/tokenizer_info":
+        reply = await world.get(path)
+        assert reply.status == (200 if kind is BackendKind.KVOTA else 404)
+        return
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "input": "hi"}
+    assert (await world.post(path, body)).status == 200
+
+
+@pytest.mark.parametrize("kind", [BackendKind.KVOTA, BackendKind.VLLM])
+async def test_a_content_type_that_nobody_knows_is_no_mistake_of_ours(
+    closing: AsyncExitStack, a: FakeBackend, kind: BackendKind
+) -> None:
+    async def answers(asked: Received, wire: Wire) -> None:
+        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/\xff\r\ncontent-length: 2\r\n\r\n{}")
+
+    a.script = answers
+    entry = BackendEntry(name="a", url=a.url, kind=kind)
+    made = gateway_world(entry, models=[model_of("chat", "a")], clock=ManualClock(1000.0))
+    world = await closing.enter_async_context(made)
+    reply = await world.chat()
+    assert reply.status == (200 if kind is BackendKind.KVOTA else 502)

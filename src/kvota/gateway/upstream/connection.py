@@ -255,7 +255,7 @@ class UpstreamReply:
         self.settings = settings
         self.status = channel.status
         self.headers = {
-            name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
+            name.decode("latin-1"): value.decode("latin-1")  # any bytes, as HTTP has them
             for name, value in channel.headers
         }
         # Content has come: from here on another backend cannot take over. Set by whoever reads
