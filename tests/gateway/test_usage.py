@@ -232,6 +232,21 @@ def test_what_a_full_disk_did_not_take_is_flushed_once_it_does(
     book.close()
 
 
+def test_the_line_that_finds_a_full_disk_well_again_is_kept_with_the_rest(
+    directory: Path, store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, write = UsageBook(directory, store), os.write
+    monkeypatch.setattr("kvota.gateway.usage.HELD_MAX", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, content: write(file, content[:9]))
+        for output in (1, 10):
+            with pytest.raises(StoreUnusable):
+                book.add(line(output))
+    book.add(line(100))
+    book.close()
+    assert total(store) == 111
+
+
 def test_a_directory_that_cannot_be_written_is_an_error_of_configuration(
     tmp_path: Path, store: UsageStore
 ) -> None:

@@ -82,8 +82,9 @@ class UsageBook:
         content = self._encode(line)
         record = b"%08x %b\n" % (zlib.crc32(content), content)
         with self._writing:
-            if len(self._held) < HELD_MAX:
-                self._held.append(record)
+            if len(self._held) >= HELD_MAX:
+                self._write_held()  # or raise: there is no room for another
+            self._held.append(record)
             self._write_held()
 
     def flush(self) -> None:
