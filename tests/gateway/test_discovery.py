@@ -41,3 +41,20 @@ async def test_a_fallback_whose_model_went_away_ends_nothing(
     gateway.registry.forget()
     await gateway.discover()
     assert list(gateway.live.now.table.routes) == ["chat", MODEL, "other"]
+
+
+async def test_a_model_whose_name_no_header_can_hold_is_left_out_and_told_once(
+    closing: AsyncExitStack, a: FakeBackend
+) -> None:
+    a.overrides["/v1/models"] = offers("good", "b\nad", "", "b\x00ad")
+    world = await closing.enter_async_context(
+        gateway_world(vllm_entry("a", a), probe_every_s=3600.0)
+    )
+    for _ in range(2):
+        world.parts.registry.forget()
+        await world.parts.discover()
+    assert [one["id"] for one in (await world.get("/v1/models")).json["data"]] == ["good"]
+    assert (await world.chat(model="good")).status == 200
+    assert (await world.chat(model="b\nad")).error["code"] == "model_not_found"
+    assert world.log.count("model left out") == 1
+    assert r"holds a control character: 'b\\nad'" in world.log

@@ -62,7 +62,7 @@ class Gateway:
         )
         self.own = None if plan.node is None else closing.enter_context(self._new_node(plan.node))
         self._control = Control(
-            self.registry, stores.rollouts, chance, plan.environment, plan.read,
+            self.registry, stores.rollouts, chance, plan.environment, plan.read, log,
             own=None if self.own is None else self.own.backend, created=int(time.time()),
         )  # fmt: skip
         self.live: Live = self._control.first(plan.gateway, plan.fleet)

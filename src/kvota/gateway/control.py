@@ -8,7 +8,7 @@ nothing; requests that are under way keep what they began with.
 
 import importlib.resources
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
@@ -35,6 +35,7 @@ from kvota.gateway.settings import (
     ModelEntry,
 )
 from kvota.gateway.settings_checks import check_fleet, check_gateway, check_tasks
+from kvota.telemetry.log import Log
 
 Settings = tuple[GatewaySettings, Fleet]
 
@@ -48,10 +49,12 @@ class Control:
     chance: Random
     environment: Mapping[str, str]
     read: Callable[[], Settings]
+    log: Log
     own: Backend | None = None
     own_model: str | None = None  # its served name
     created: int = 0  # Unix seconds, of models that nobody dates
     _fleet: Fleet = Fleet()  # noqa: RUF009 - frozen
+    _odd: set[str] = field(default_factory=set)  # backends with a model that has no name
 
     def first(self, settings: GatewaySettings, fleet: Fleet) -> Live:
         """The state to begin with. Raises ConfigError."""
@@ -128,7 +131,18 @@ class Control:
         """None: it has not said."""
         if backend is self.own and self.own_model is not None:
             return (self.own_model,)
-        return backend.state.models
+        models = backend.state.models
+        if models is None:
+            return None
+        named = [
+            one for one in models if one and one.isprintable()
+        ]  # it stands in headers, in logs
+        if len(named) < len(models) and backend.name not in self._odd:
+            self._odd.add(backend.name)
+            odd = next(one for one in models if one not in named)
+            why = f"The name of a model is empty, or holds a control character: {odd[:256]!r}."
+            self.log.warning("model left out", backend=backend.name, why=why)
+        return named
 
 
 def _retries(settings: GatewaySettings) -> RetrySettings:
