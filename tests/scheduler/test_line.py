@@ -45,7 +45,7 @@ def test_an_empty_line_has_no_head() -> None:
     assert WaitingLine(THRESHOLD).head(with_long=True) is None
 
 
-def test_the_order_is_band_then_preempted_then_arrival() -> None:
+def test_preempted_ones_come_by_band_and_then_fresh_ones_as_they_came() -> None:
     line = WaitingLine(THRESHOLD)
     line.push(new_sequence(0, band=Band.BATCH))
     line.push(new_sequence(1))
@@ -53,7 +53,16 @@ def test_the_order_is_band_then_preempted_then_arrival() -> None:
     line.push(new_sequence(4, was_preempted=True))
     line.push(new_sequence(3, was_preempted=True))
     line.push(new_sequence(5, band=Band.BATCH, was_preempted=True))
-    assert served(line) == [3, 4, 1, 2, 5, 0]
+    assert served(line) == [3, 4, 5, 0, 1, 2]
+
+
+def test_batch_that_the_desk_let_in_first_does_not_wait_for_interactive_that_came_later() -> None:
+    line = WaitingLine(THRESHOLD)
+    line.push(new_sequence(0, band=Band.BATCH))
+    line.push(new_sequence(1))
+    line.push(new_sequence(2, num_tokens=99, band=Band.BATCH))
+    line.push(new_sequence(3))
+    assert served(line) == [0, 1, 2, 3]
 
 
 @given(st.permutations(range(6)))
@@ -73,15 +82,6 @@ def test_long_ones_keep_their_place_but_can_be_passed_over() -> None:
     assert (line.num_in(Lane.LONG), line.num_in(Lane.SHORT)) == (2, 2)
     assert served(line, with_long=False) == [1, 3]
     assert served(line) == [0, 2]
-
-
-def test_passing_over_long_ones_reaches_the_next_band() -> None:
-    line = WaitingLine(THRESHOLD)
-    line.push(new_sequence(0, num_tokens=99))
-    line.push(new_sequence(1, band=Band.BATCH))
-    head = line.head(with_long=False)
-    assert head is not None
-    assert head.id == 1
 
 
 entries = st.lists(st.tuples(st.sampled_from(Band), st.integers(1, 20), st.booleans()))
@@ -104,6 +104,7 @@ def test_the_line_serves_in_the_order_of_a_sort(
             line.remove(sequence)
     assert len(line) == len(left)
     assert {sequence.id for sequence in line} == {sequence.id for sequence in left}
-    left.sort(key=lambda s: (s.rank[0], s.status is not Status.PREEMPTED, s.rank))
+    again = sorted((s for s in left if s.status is Status.PREEMPTED), key=lambda s: s.rank)
+    left = again + [s for s in left if s.status is Status.WAITING]
     assert served(line) == [sequence.id for sequence in left]
     assert len(line) == 0

@@ -1,12 +1,13 @@
 """Who waits, in which order. Asking for the next one costs the same with ten or ten thousand.
 
-    band 0   short  preempted ▸▸  fresh ▸▸▸▸▸▸▸▸
-             long   preempted ▸   fresh ▸▸
-    band 1   short  …
+    short   preempted ▸▸   fresh ▸▸▸▸▸▸▸▸
+    long    preempted ▸    fresh ▸▸
 
-The order is: band, then those that were preempted, then arrival. Sequences with much to read wait
-in a lane of their own, so that they can be passed over in a step that has no room left for long
-prompts. Two heads per band are all that is ever looked at.
+Those that were preempted come first, by rank: band, then arrival. Those that have never run come in
+the order of arrival whatever their band: the desk has let them in, in an order that keeps a floor
+for batch, and interactive first would take that back. Sequences with much to read wait in a lane of
+their own, so that they can be passed over in a step that has no room left for long prompts. Two
+heads are all that is ever looked at.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 from enum import Enum
 from itertools import takewhile
 
-from kvota.core.request import Band
 from kvota.scheduler.sequence import Rank, Sequence, Status
 
 
@@ -29,7 +29,7 @@ def rank_of(sequence: Sequence) -> Rank:
 
 
 class _Queue:
-    """One lane of one band. All operations O(1), with preempted ones O(log of their number), and
+    """One lane. All operations O(1), with preempted ones O(log of their number), and
     to put one back that was held O(those that came later)."""
 
     def __init__(self) -> None:
@@ -53,7 +53,8 @@ class _Queue:
         if sequence.status is Status.PREEMPTED:
             insort(self._preempted, sequence, key=rank_of)
         else:
-            came_later = [*takewhile(lambda one: one.rank > sequence.rank, self._last_first())]
+            arrival = sequence.group.arrival
+            came_later = [*takewhile(lambda one: one.group.arrival > arrival, self._last_first())]
             self._fresh[sequence.id] = sequence
             for one in reversed(came_later):  # none, unless it was held meanwhile
                 self._fresh.move_to_end(one.id)
@@ -73,7 +74,7 @@ class WaitingLine:
 
     def __init__(self, long_prefill_threshold: int) -> None:
         self._threshold = long_prefill_threshold
-        self._queues = {(band, lane): _Queue() for band in sorted(Band) for lane in Lane}
+        self._queues = {lane: _Queue() for lane in Lane}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -83,7 +84,7 @@ class WaitingLine:
             yield from queue
 
     def num_in(self, lane: Lane) -> int:
-        return sum(len(self._queues[band, lane]) for band in Band)
+        return len(self._queues[lane])
 
     def lane_of(self, sequence: Sequence) -> Lane:
         """Does not change while it waits: nothing is added to its tokens."""
@@ -91,23 +92,19 @@ class WaitingLine:
         return Lane.LONG if is_long else Lane.SHORT
 
     def push(self, sequence: Sequence) -> None:
-        self._queue_of(sequence).push(sequence)
+        self._queues[self.lane_of(sequence)].push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._queue_of(sequence).remove(sequence)
+        self._queues[self.lane_of(sequence)].remove(sequence)
 
     def head(self, *, with_long: bool) -> Sequence | None:
-        """The next one to run; with `with_long` False, the next of the short lanes."""
+        """The next one to run; with `with_long` False, the next of the short lane."""
         lanes = (Lane.SHORT, Lane.LONG) if with_long else (Lane.SHORT,)
-        for band in sorted(Band):
-            heads = [head for lane in lanes if (head := self._queues[band, lane].head)]
-            if heads:
-                return min(heads, key=_turn_in_band)
-        return None
-
-    def _queue_of(self, sequence: Sequence) -> _Queue:
-        return self._queues[sequence.group.request.band, self.lane_of(sequence)]
+        heads = [head for lane in lanes if (head := self._queues[lane].head)]
+        return min(heads, key=_turn, default=None)
 
 
-def _turn_in_band(sequence: Sequence) -> tuple[bool, Rank]:
-    return sequence.status is not Status.PREEMPTED, sequence.rank
+def _turn(sequence: Sequence) -> tuple[int, ...]:
+    if sequence.status is Status.PREEMPTED:
+        return 0, *sequence.rank
+    return 1, sequence.group.arrival
