@@ -18,6 +18,7 @@ from tests.edge.test_attacks import (
     LENGTH,
     PATIENCE_S,
     POST,
+    Ear,
     echo,
     plain_echo,
     say,
@@ -26,6 +27,7 @@ from tests.edge.test_attacks import (
     statuses,
 )
 
+GET_ON = b"GET /a HTTP/1.1\r\n\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n"
 
 
@@ -152,6 +154,31 @@ async def test_requests_sent_ahead_do_not_pile_up_however_often_one_is_answered(
     writer.transport.abort()
     server.close()
     assert max(lengths[10:]) <= lengths[10]
+
+
+async def test_of_one_large_read_no_more_requests_are_made_than_may_wait() -> None:
+    """A read may hold 14,000; each of them is kilobytes when it waits."""
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nums_ahead.append(len(live._ahead))
+        await plain_echo(scope, receive, send)
+
+    nums_ahead: list[int] = []
+    config = Config(slow, http=BoundedConnection, lifespan="off")
+    live = BoundedConnection(config, ServerState(), {})
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: live, "127.0.0.1", 0)
+    _, ear = await loop.create_connection(Ear, *server.sockets[0].getsockname())
+    async with asyncio.timeout(PATIENCE_S):
+        while live._transport is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        num = 3_000
+        live.data_received((GET_ON * num)[:-1])
+        live.data_received(GET_ON[-1:] + GET)
+        await ear.is_over.wait()
+    server.close()
+    assert len(seen(ear.heard)) == len(nums_ahead) == num + 1
+    assert max(nums_ahead) < 300, "those of one slice, and a few"
 
 
 async def test_who_leaves_behind_requests_sent_ahead_is_noticed() -> None:

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection, with limits that hold before any request exists.
 
     bytes ─▶ llhttp ─▶ Cycle (`cycle.py`), one for each request ─▶ the application, one at a time
-                          └─▶ those sent ahead wait, and reading stops
+                          └─▶ those sent ahead wait, and reading stops, and parsing too
 
 A connection that sends too many bytes of headers, dawdles over them, or speaks something else than
 HTTP is answered in the same JSON as every other error and closed; and beyond a number of open
@@ -13,27 +13,26 @@ connections new ones are refused.
     the whole request, and no other          closed after KEEP_ALIVE_S (`listening.py`)
     garbage, after requests                  those are answered, then it is closed
 
-What trickles in does not wind these clocks up again. There is one timer for all of them, which is
-not touched while requests follow each other: it looks at the time when it fires.
+What trickles in does not wind these clocks up again. There is one alarm for all of them.
 
 uvicorn starts and stops it all: this is a protocol class of `uvicorn.Config`.
 """
 
 import asyncio
 from collections import deque
-from math import inf
 from types import SimpleNamespace
 from typing import Any, Final
 
 import httptools
 from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
+from kvota.edge.alarm import Alarm
 from kvota.edge.cycle import Cycle, RawHeader
 from kvota.edge.exchange import CONNECTION
+from kvota.edge.proxied import FORWARDED, apps
 from kvota.edge.refusal import refusal
 from kvota.edge.target import split_target
 
@@ -43,8 +42,7 @@ LINGER_S = 5.0  # closed at once, the answer might be lost to a client that stil
 CONNECTIONS_MAX = 4096
 FLUSH_TIMEOUT_S = 60.0  # for the end of the last answer to be taken
 AHEAD_MAX = 8  # requests behind the one that is answered, before reading stops
-_EARLY_S: Final = 0.005  # a timer may fire a little too soon
-_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+_SLICE_BYTES: Final = 4096  # of a read, parsed at once: it may hold two hundred requests
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -64,7 +62,7 @@ class BoundedConnection(asyncio.Protocol):
         self._server = server_state
         self._app_state = app_state
         self._keep_alive_s = config.timeout_keep_alive
-        self._app, self._app_behind_proxy = _apps(config)
+        self._app, self._app_behind_proxy = apps(config)
         self._parser: Any = httptools.HttpRequestParser(self)
         # What follows a request that closes is no error of that request, which is answered. It is
         # not answered itself: RFC 9112, 9.6.
@@ -74,10 +72,10 @@ class BoundedConnection(asyncio.Protocol):
         self._own: tuple[str, int | None] | None = None
         # the request whose head is being read
         self._is_in_head = False
-        self._num_first = 0  # bytes of the read in which it began, whatever else is in that
-        self._num_head_bytes = 0  # of the reads after that, or in a row that were trailers at best
-        self._num_read = 0  # of this read
-        self._is_futile = False  # this read has brought neither a request nor a part of a body
+        self._num_first = 0  # bytes of the slice in which it began, whatever else is in that
+        self._num_head_bytes = 0  # of those after that, or in a row that were trailers at best
+        self._num_read = 0  # of this slice of a read
+        self._is_futile = False  # this slice has brought neither a request nor a part of a body
         self._url = b""
         self._headers: list[RawHeader] = []
         self._owes_continue = self._is_forwarded = False
@@ -86,15 +84,14 @@ class BoundedConnection(asyncio.Protocol):
         self._running: Cycle | None = None
         self._ahead: deque[tuple[Cycle, ASGIApp, Scope]] = deque()
         self._is_deaf = False  # what comes is no HTTP, or nothing that is answered
+        self._unparsed = b""  # has come, for when there is room for more requests
         # the transport
         self._is_read_paused = False
         self.is_write_paused = False
         self._writable: asyncio.Event | None = None  # made by the first who waits
         # time
         self._is_head_due = False
-        self._closes_s = inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._fires_s = inf
+        self._alarm = Alarm(self._loop, self._time_is_up)
 
     # --- what asyncio calls
 
@@ -109,33 +106,19 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.end()
         self._is_deaf = True
         self._parser = None  # which holds us
         self.resume_writing()
         if self._running is not None:
             self._running.lose()
         self._ahead.clear()  # nobody has begun with them
+        self._unparsed = b""
         self._newest = self._running = None
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf or self.is_closing():
-            return
-        self._num_read, self._is_futile = len(data), True
-        try:
-            self._feed(data)
-        except httptools.HttpParserError:
-            self._give_up(400, "invalid_request", "Invalid HTTP request received.")
-            return
-        if self._is_futile:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > HEADERS_BYTES_MAX:
-                self._refuse_head()
-                return
-        if self._running is None and not (self._is_head_due or self._lingers()):
-            self._await_head()
+        self._unparsed += data
+        self._parse()
 
     def eof_received(self) -> None:
         """Who sends no more is gone: nobody can tell the two apart."""
@@ -149,6 +132,42 @@ class BoundedConnection(asyncio.Protocol):
         self.is_write_paused = False
         if self._writable is not None:
             self._writable.set()
+
+    # --- parsing
+
+    def _parse(self) -> None:
+        """What has come, as far as there is room for the requests in it."""
+        data, start = self._unparsed, 0
+        while start < len(data) and not (self._hears_nothing() or self._is_full()):
+            end = start + _SLICE_BYTES
+            self._parse_slice(data[start:end])
+            start = end
+        if self._hears_nothing():
+            self._unparsed = b""
+            return
+        self._unparsed = data[start:]
+        if self._running is None and not (self._is_head_due or self._lingers()):
+            self._await_head()
+
+    def _parse_slice(self, data: bytes) -> None:
+        self._num_read, self._is_futile = len(data), True
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._give_up(400, "invalid_request", "Invalid HTTP request received.")
+            return
+        if self._is_futile:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > HEADERS_BYTES_MAX:
+                self._refuse_head()
+
+    def _hears_nothing(self) -> bool:
+        return self._is_deaf or self.is_closing()
+
+    def _parse_rest(self) -> None:
+        self._parse()
+        if not self._unparsed:
+            self.resume_reading()
 
     # --- what the parser calls
 
@@ -196,7 +215,7 @@ class BoundedConnection(asyncio.Protocol):
             return  # a trailer, which nobody may take for a header
         name = name.lower()
         self._headers.append((name, value))
-        if name in _FORWARDED:
+        if name in FORWARDED:
             self._is_forwarded = True
         elif name == b"expect":
             self._owes_continue |= value.lower() == b"100-continue"
@@ -256,7 +275,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def _start(self, cycle: Cycle, app: ASGIApp, scope: Scope) -> None:
         self._running = cycle
-        self._closes_s = inf
+        self._alarm.silence()
         self._is_head_due = False
         task = self._loop.create_task(self._run(cycle, app, scope))
         self._server.tasks.add(task)
@@ -307,45 +326,27 @@ class BoundedConnection(asyncio.Protocol):
 
     def _await_head(self) -> None:
         self._is_head_due = True
-        self._close_after(HEADERS_TIMEOUT_S)
+        self._alarm.set(HEADERS_TIMEOUT_S)
 
     def _await_next(self) -> None:
         """An answer has been given, and nobody waits."""
         if self._lingers():
-            self._close_after(LINGER_S)
+            self._alarm.set(LINGER_S)
         elif self._is_in_head:
             self._await_head()
         else:
-            self._close_after(self._keep_alive_s)
+            self._alarm.set(self._keep_alive_s)
 
     def _lingers(self) -> bool:
         """A body is still coming whose request was answered."""
         newest = self._newest
         return newest is not None and newest.is_complete and not newest.has_body
 
-    def _close_after(self, seconds: float) -> None:
-        now_s = self._loop.time()
-        self._closes_s = now_s + seconds
-        if self._fires_s > self._closes_s or self._timer is None:
-            self._wind_up()
-
-    def _wind_up(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fires_s = self._closes_s
-        self._timer = self._loop.call_at(self._fires_s, self._look_at_time)
-
-    def _look_at_time(self) -> None:
-        self._timer = None
-        if self._closes_s == inf:
-            return
-        if self._closes_s - self._loop.time() < _EARLY_S:
-            if self.is_closing():
-                self.abort()
-            else:
-                self.close()
+    def _time_is_up(self) -> None:
+        if self.is_closing():
+            self.abort()
         else:
-            self._wind_up()
+            self.close()
 
     def _is_head_too_large(self) -> bool:
         num_bytes = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
@@ -414,7 +415,7 @@ class BoundedConnection(asyncio.Protocol):
         self._is_deaf = True
         self._transport.close()
         if self._transport.get_write_buffer_size():
-            self._close_after(FLUSH_TIMEOUT_S)
+            self._alarm.set(FLUSH_TIMEOUT_S)
 
     def abort(self) -> None:
         assert self._transport is not None
@@ -429,6 +430,9 @@ class BoundedConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         if self._is_read_paused and not (self.is_closing() or self._is_full()):
+            if self._unparsed:
+                self._loop.call_soon(self._parse_rest)
+                return
             assert self._transport is not None
             self._is_read_paused = False
             self._transport.resume_reading()
@@ -440,10 +444,3 @@ class BoundedConnection(asyncio.Protocol):
         while self.is_write_paused:
             self._writable.clear()
             await self._writable.wait()
-
-
-def _apps(config: Config) -> tuple[ASGIApp, ASGIApp]:
-    """The application, and the same for requests that a proxy has forwarded."""
-    outer: Any = config.loaded_app
-    inner: Any = outer.app if isinstance(outer, ProxyHeadersMiddleware) else outer
-    return inner, outer
