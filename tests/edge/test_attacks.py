@@ -207,6 +207,18 @@ async def test_who_waits_for_100_continue_is_told_to_go_on(port: int) -> None:
     writer.close()
 
 
+async def test_who_is_answered_instead_of_told_to_go_on_is_not_listened_to_any_more() -> None:
+    """It may send the body or not, so what follows could be read as either."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await Exchange(scope, receive, send, EdgeSettings()).send_whole(413, b"<too large>")
+
+    async with serving(refuse) as port:
+        answer = await say(port, POST + b"expect: 100-continue\r\ncontent-length: 999\r\n\r\n")
+    assert statuses(answer) == [413]
+    assert b"connection: close" in answer
+
+
 async def test_a_client_of_http_1_0_gets_an_answer_that_ends_with_its_connection(
     port: int,
 ) -> None:

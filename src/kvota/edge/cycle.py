@@ -185,6 +185,8 @@ class Cycle:
         self._add(content, more=more)
 
     def _begin(self, status: int, headers: Iterable[RawHeader]) -> None:
+        if self._owes_continue and not self.has_body:
+            self.keeps_alive = False  # whether its body comes after all, nobody can know
         lines = [_status_line(status)]
         says_close = False
         for name, value in chain(self._carrier.standing_headers, headers):
