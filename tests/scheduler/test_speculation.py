@@ -1,5 +1,7 @@
 """Guesses cost nothing that anyone else could use, and change no token."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,7 +11,13 @@ from hypothesis import strategies as st
 from kvota.core.errors import ConfigError
 from kvota.core.plan import Chunk
 from kvota.scheduler.budget import SchedulerLimits
-from kvota.scheduler.speculation import FIXED_ROWS, LookupRecord, PromptLookup, chance_needed
+from kvota.scheduler.speculation import (
+    FIXED_ROWS,
+    LookupRecord,
+    PromptLookup,
+    PromptPlaces,
+    chance_needed,
+)
 from tests.support.kv_executor import repeating_token
 from tests.support.step_loop import StepLoop, new_request, only
 
@@ -40,11 +48,15 @@ def speculated(loop: StepLoop) -> list[int]:
     return [sum(len(chunk.speculated) for chunk in plan.chunks) for plan in loop.plans]
 
 
+def lookup_of(prompt: Sequence[int]) -> PromptLookup:
+    return PromptLookup(PromptPlaces(prompt))
+
+
 def guessed(
     tokens: list[int], *, most: int = 5, chance_min: float = ANY, record: LookupRecord | None = None
 ) -> tuple[int, ...]:
     """After a prompt of all of `tokens`."""
-    lookup = PromptLookup(len(tokens))
+    lookup = lookup_of(tokens)
     return lookup.guesses(tokens, record or LookupRecord(), most=most, chance_min=chance_min)
 
 
@@ -62,7 +74,7 @@ def test_of_a_prompt_the_latest_place_counts() -> None:
 def test_where_the_last_guess_was_right_the_next_is_found_too() -> None:
     """1 2 was followed by 8 last, but 5 5 1 2, as here, by 7."""
     prompt = [5, 5, 1, 2, 7, 9, 1, 2, 8, 4, 5, 5]
-    lookup, record = PromptLookup(len(prompt)), LookupRecord()
+    lookup, record = lookup_of(prompt), LookupRecord()
     assert lookup.guesses(prompt, record, most=2, chance_min=ANY) == (1, 2)
     assert lookup.guesses([*prompt, 1, 2], record, most=1, chance_min=ANY) == (7,)
 
@@ -81,9 +93,10 @@ def test_what_was_never_said_before_is_not_guessed(tokens: list[int]) -> None:
 def test_reading_by_and_by_gives_the_same_as_reading_at_once(
     tokens: list[int], num_prompt: int, most: int
 ) -> None:
-    by_and_by, at_once = PromptLookup(num_prompt), PromptLookup(num_prompt)
+    num_prompt = min(num_prompt, len(tokens))
+    by_and_by, at_once = lookup_of(tokens[:num_prompt]), lookup_of(tokens[:num_prompt])
     learned, wanted = LookupRecord(), LookupRecord()
-    for end in range(len(tokens)):
+    for end in range(num_prompt, len(tokens)):
         by_and_by.guesses(tokens[:end], learned, most=most, chance_min=ANY)
     guesses = at_once.guesses(tokens, wanted, most=most, chance_min=ANY)
     assert by_and_by.guesses(tokens, learned, most=most, chance_min=ANY) == guesses
@@ -94,7 +107,7 @@ def test_reading_by_and_by_gives_the_same_as_reading_at_once(
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 10))
 def test_no_later_place_has_more_in_common(tokens: list[int], num_prompt: int) -> None:
     """Than the place that is looked at: all places are compared, the slow way."""
-    lookup, record = PromptLookup(num_prompt), LookupRecord()
+    lookup, record = lookup_of(tokens[:num_prompt]), LookupRecord()
     for end in range(max(2, num_prompt), len(tokens) + 1):
         said = tokens[:end]
         guess = lookup.guesses(said, record, most=1, chance_min=ANY)
@@ -142,7 +155,7 @@ def test_only_as_many_are_guessed_as_are_likely_all_right() -> None:
 
 def test_the_chance_is_learned_from_the_output_and_not_from_the_prompt() -> None:
     prompt = [1, 2, 3, 1, 2, 4, 1, 2]
-    lookup, record = PromptLookup(len(prompt)), LookupRecord()
+    lookup, record = lookup_of(prompt), LookupRecord()
     at_first = record.chance(2)
     lookup.guesses(prompt, record, most=1, chance_min=ANY)
     assert record.chance(2) == at_first
@@ -186,11 +199,18 @@ def test_what_one_sequence_teaches_serves_the_next() -> None:
     tokens = [1, 2, 3, 4] * 20
     chance_min = chance_needed(64)
     assert guessed(tokens, chance_min=chance_min, record=record) == ()
-    PromptLookup(8).guesses(tokens, record, most=5, chance_min=chance_min)
+    lookup_of(tokens[:8]).guesses(tokens, record, most=5, chance_min=chance_min)
     assert guessed(tokens, chance_min=chance_min, record=record) == (1, 2, 3, 4, 1)
 
 
 # --- in the step -------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_read_once_for_all_choices_of_a_request() -> None:
+    loop = looping()
+    (group,) = loop.finish_all(new_request("a", list(range(100)), 8, n=3))
+    assert len(group.prompt_places._places or ()) == 98
+    assert all(len(sequence.lookup._places) <= 8 for sequence in group.sequences)
 
 
 def test_the_tokens_are_the_same_in_fewer_steps() -> None:

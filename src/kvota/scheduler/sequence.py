@@ -25,7 +25,7 @@ from kvota.core.request import Constraint, Request, TokenLogprobs
 from kvota.kv.cache import BlockTable
 from kvota.kv.prefix import Chain
 from kvota.scheduler.block_meter import BlockMeter
-from kvota.scheduler.speculation import PromptLookup
+from kvota.scheduler.speculation import PromptLookup, PromptPlaces
 
 
 class Status(Enum):
@@ -76,7 +76,7 @@ class Sequence:
     rank: Rank = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lookup = PromptLookup(self.num_prompt)
+        self.lookup = PromptLookup(self.group.prompt_places)
         self.rank = (self.group.request.band, self.group.arrival, self.choice)
 
     @property
@@ -136,6 +136,10 @@ class SequenceGroup:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt[1:], so far
     first_scheduled_s: float | None = None
     meter: BlockMeter = field(default_factory=BlockMeter)
+    prompt_places: PromptPlaces = field(init=False)  # read once for all choices
+
+    def __post_init__(self) -> None:
+        self.prompt_places = PromptPlaces(self.request.prompt)
 
     @property
     def is_finished(self) -> bool:
