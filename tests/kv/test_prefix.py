@@ -42,6 +42,38 @@ def test_a_prompt_finds_the_blocks_of_its_longest_known_prefix() -> None:
     assert found_blocks(index, new_chain([9, 2, 3, 4])) == []
 
 
+def test_what_was_found_once_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, chain = PrefixIndex(), new_chain([1, 2, 3, 4, 5, 6])
+    enter(index, new_chain([1, 2, 3, 4]), [10, 11])
+    assert found_blocks(index, chain) == [10, 11]
+    compared: list[int] = []
+    block_tokens = Chain.block_tokens
+
+    def counted(self: Chain, place: int) -> list[int]:
+        compared.append(place)
+        return block_tokens(self, place)
+
+    monkeypatch.setattr(Chain, "block_tokens", counted)
+    assert found_blocks(index, chain) == [10, 11]
+    assert not compared, "the head of the line is asked in every step"
+    enter(index, chain, [10, 11, 12])
+    compared.clear()
+    assert found_blocks(index, chain) == [10, 11, 12]
+    assert compared == [2]
+
+
+def test_what_was_found_and_is_gone_is_not_found_any_more() -> None:
+    index, chain = PrefixIndex(), new_chain([1, 2, 3, 4, 5, 6])
+    enter(index, chain, [10, 11, 12])
+    assert found_blocks(index, chain) == [10, 11, 12]
+    for block in (12, 11):
+        index.forget(block)
+    assert found_blocks(index, chain) == [10]
+    enter(index, new_chain([1, 2, 3, 4]), [10, 20])
+    enter(index, new_chain([7, 7]), [11])
+    assert found_blocks(index, chain) == [10, 20]
+
+
 def test_equal_tokens_after_different_ones_are_not_the_same_block() -> None:
     index = PrefixIndex()
     enter(index, new_chain([1, 1, 5, 5]), [0, 1])

@@ -22,6 +22,7 @@ Rules
 Invariant, proved by `check()`: free + used + cached = total, references equal block tables.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvota.core.plan import BlockCopy
@@ -122,7 +123,7 @@ class KVCache:
         The result's `num_computed` is the number of tokens found. None when fewer than `spare`
         blocks would stay available. `chain` None or `reads` False takes nothing from the cache.
         """
-        found = self._find(chain) if chain is not None and reads else []
+        found = self._find(chain) if chain is not None and reads else ()
         num_new = self.blocks_for(num_tokens) - len(found)
         num_woken = sum(self._pool.is_evictable(entry.block) for entry in found)
         if num_new + num_woken + spare > self._pool.num_available:
@@ -210,7 +211,7 @@ class KVCache:
         self._pool.check((table.blocks for table in self._tables), self._index.blocks)
         self._index.check(self._pool.eviction_order())
 
-    def _find(self, chain: Chain) -> list[CachedBlock]:
+    def _find(self, chain: Chain) -> Sequence[CachedBlock]:
         return self._index.find(chain, (len(chain.tokens) - 1) // self.block_size)
 
     def _copy_on_write(self, blocks: list[int], index: int) -> BlockCopy:

@@ -9,11 +9,12 @@ finds a candidate. It is a hit only if its stored tokens and its parent, the ver
 one step before, are equal too; so a colliding hash costs a miss and never serves another's KV.
 
 A chain is hashed block by block and only as far as someone asks, once in its life: tokens are
-only ever appended, so a sequence that waits, or is preempted, is not hashed again.
+only ever appended, so a sequence that waits, or is preempted, is not hashed again. Nor is what was
+found of it compared again: an entry never changes, and outlives all that came after it in a chain.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -46,7 +47,7 @@ class CachedBlock:
 class Chain:
     """The block hashes of one growing token list, made when first asked for."""
 
-    __slots__ = ("_hash_block", "_hashes", "block_size", "salt", "tokens")
+    __slots__ = ("_hash_block", "_hashes", "block_size", "found", "salt", "tokens")
 
     def __init__(
         self, tokens: list[int], salt: str, root: bytes, block_size: int, hash_block: BlockHash
@@ -56,6 +57,7 @@ class Chain:
         self.block_size = block_size
         self._hash_block = hash_block
         self._hashes = [root]
+        self.found: list[CachedBlock] = []  # the index's: as far as it was looked for
 
     @property
     def num_hashed(self) -> int:
@@ -90,16 +92,20 @@ class PrefixIndex:
     def blocks(self) -> Collection[int]:
         return self._by_block.keys()
 
-    def find(self, chain: Chain, num_blocks_max: int) -> list[CachedBlock]:
-        """The longest cached run from the start of `chain`. Cost: O(blocks found)."""
-        found: list[CachedBlock] = []
-        parent: CachedBlock | None = None
-        for index in range(num_blocks_max):
+    def find(self, chain: Chain, num_blocks_max: int) -> Sequence[CachedBlock]:
+        """The longest cached run from the start of `chain`, until the next call for it.
+
+        `num_blocks_max` only grows. Cost: O(what has come or gone since it was asked last).
+        """
+        found = chain.found
+        while found and self._by_block.get(found[-1].block) is not found[-1]:
+            found.pop()
+        for index in range(len(found), num_blocks_max):
             entry = self._by_hash.get(chain.hash_of(index))
+            parent = found[-1] if found else None
             if entry is None or not self._is_same(entry, chain, index, parent):
                 break
             found.append(entry)
-            parent = entry
         return found
 
     def insert(
