@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
 import pytest
 
 from kvota.core.request import Event, FinishReason, Request
+from kvota.node.logprobs import TokenNames
 from tests.support.http import MODEL, delta, ended, make_node, read, says, tiny_served
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
 
@@ -166,6 +168,25 @@ async def test_echo_without_new_tokens_gives_the_prompt_and_its_logprobs() -> No
     assert all(isinstance(value, float) for value in logprobs["token_logprobs"][1:])
     assert "".join(logprobs["tokens"]) == prompt
     assert (await node.complete()).status == 200
+
+
+async def test_a_long_echo_of_token_ids_is_written_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[Thread] = []
+    text = TokenNames.text
+
+    def noted(names: TokenNames, ids: Sequence[int]) -> str:
+        threads.append(current_thread())
+        return text(names, ids)
+
+    monkeypatch.setattr(TokenNames, "text", noted)
+    node = make_node(says("x"), inline_characters_max=3)
+    prompt = node.served.tokenizer.encode("the text")
+    body = (await node.complete(prompt, echo=True, max_tokens=0)).json
+    assert body["choices"][0]["text"] == "the text"
+    assert len(threads) == 1
+    assert main_thread() not in threads
 
 
 async def test_echoed_offsets_are_the_length_of_the_text_before() -> None:

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kvota.core.errors import InvalidRequest
-from kvota.wire.decode import DEPTH_MAX, NODES_MAX, BodyDecoder, is_nested_deeper
+from kvota.wire import decode
+from kvota.wire.decode import DEPTH_MAX, ENTRIES_MAX, NODES_MAX, BodyDecoder, is_nested_deeper
 from kvota.wire.openai import ChatRequest, CompletionRequest, StreamOptions
 
 CHAT = BodyDecoder(ChatRequest)
@@ -142,6 +143,20 @@ def test_depth_counts_lists_dicts_and_structs(depth: int) -> None:
     assert is_nested_deeper(value, depth) is False
     assert is_nested_deeper(value, depth - 1) is (depth > 0)
     assert is_nested_deeper(StreamOptions(), 0) is True
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [("messages", {"role": "user"}), ("tools", {"type": "function"})]
+)
+def test_too_many_entries_are_refused_before_anybody_looks_into_them(
+    name: str, entry: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = ENTRIES_MAX[name]
+    CHAT.decode(json.dumps({name: [entry] * most}).encode())
+    monkeypatch.delattr(decode, "_levels")
+    caught = refusal(json.dumps({name: [entry] * (most + 1)}))
+    assert caught.message == f"`{name}` has {most + 1} entries; the limit is {most}."
+    assert caught.param == name
 
 
 def test_a_field_of_very_many_parts_is_refused_before_anybody_looks_at_each() -> None:

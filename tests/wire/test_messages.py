@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvota.core.errors import InvalidRequest
-from kvota.wire.decode import BodyDecoder
-from kvota.wire.messages import NUM_TOOLS_MAX, ToolUse, template_messages, tool_use
+from kvota.wire.decode import ENTRIES_MAX, BodyDecoder
+from kvota.wire.messages import ToolUse, template_messages, tool_use
 from kvota.wire.openai import ChatRequest
 from tests.wire.bodies import chat_body
 
@@ -138,7 +138,7 @@ def test_a_choice_can_require_a_call_name_it_or_narrow_the_tools() -> None:
         ({"tools": [tool("f"), tool("a b")]}, "tools[1].function.name"),
         ({"tools": [tool("")]}, "tools[0].function.name"),
         ({"tools": [tool("f"), tool("f")]}, "tools[1]"),
-        ({"tools": [tool(f"f{i}") for i in range(NUM_TOOLS_MAX + 1)]}, "tools"),
+        ({"tools": [tool(f"f{i}") for i in range(ENTRIES_MAX["tools"] + 1)]}, "tools"),
     ],
 )  # fmt: skip
 def test_tools_that_cannot_be_used_are_refused(fields: dict[str, Any], param: str) -> None:

@@ -21,7 +21,7 @@ from kvota.node.chat_answer import ChatAnswer, ChatWish
 from kvota.node.completion_answer import CompletionAnswer, CompletionWish
 from kvota.node.logprobs import TokenNames
 from kvota.node.pricing import CLIENT_ID, TENANT, WEIGHT
-from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts
+from kvota.node.prompts import ChatPrompt, encode_texts, given_prompts, written
 from kvota.node.sampling import drawn_seed, sampling_params
 from kvota.node.served import GrammarCompiler, NewConstraint, ServedModel
 from kvota.node.settings import HttpSettings
@@ -120,7 +120,7 @@ class Intake:
         )  # fmt: skip
         heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
         wish, names = _completion_wish(body), _names(model, body)
-        echoes = given.texts or [names.text(ids) for ids in prompts] if wish.echo else ()
+        echoes = given.texts or await self._written(prompts, names) if wish.echo else ()
         answer = CompletionAnswer(heading, wish, names, prompts, echoes)
         return _prepared(body, model, requests, answer)
 
@@ -135,6 +135,15 @@ class Intake:
             texts,
             adds_special=body.add_special_tokens is not False,
             model=model,
+            bench=self._bench,
+            settings=self._settings,
+        )
+
+    async def _written(self, prompts: Sequence[Sequence[int]], names: TokenNames) -> list[str]:
+        return await written(
+            lambda: [names.text(ids) for ids in prompts],
+            sum(map(len, prompts)),
+            "prompt",
             bench=self._bench,
             settings=self._settings,
         )

@@ -106,6 +106,21 @@ async def encode_texts(
     )
 
 
+async def written(
+    write: Callable[[], T], num_tokens: int, param: str, *, bench: Workbench,
+    settings: HttpSettings,
+) -> T:  # fmt: skip
+    """What `write` makes of so many tokens; many are written beside the event loop, not on it."""
+    if num_tokens <= settings.inline_characters_max:
+        return write()
+    return await bench.run(
+        write,
+        limit_s=settings.prompt_timeout_s,
+        what="writing the text of the tokens",
+        param=param,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GivenPrompts:
     """The prompts of a completions request: either `texts` or `ids`, the other one is None."""
@@ -138,9 +153,10 @@ def _separated(prompt: str | list[Any] | None) -> list[str] | list[list[int]]:
         return [prompt]
     if not prompt:
         raise InvalidRequest("`prompt` is missing or empty.", param="prompt")
-    if all(type(token) is int for token in prompt):
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
         return [prompt]
-    if all(isinstance(text, str) for text in prompt) or all(map(_is_token_list, prompt)):
+    if kinds == {str} or (kinds == {list} and all(map(_is_token_list, prompt))):
         return prompt
     raise InvalidRequest(
         "`prompt` must be a string, a list of strings, a list of token ids, or a list of such "
@@ -149,8 +165,8 @@ def _separated(prompt: str | list[Any] | None) -> list[str] | list[list[int]]:
     )
 
 
-def _is_token_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+def _is_token_list(value: list[Any]) -> bool:
+    return set(map(type, value)) == {int}
 
 
 def _blaming(param: str, work: Callable[[], T]) -> T:

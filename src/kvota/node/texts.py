@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from kvota.core.errors import InvalidRequest
 from kvota.node.intake import Intake
-from kvota.node.prompts import ChatPrompt, encode_texts
+from kvota.node.prompts import ChatPrompt, encode_texts, written
 from kvota.node.served import ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import plan_tools
@@ -64,15 +64,7 @@ class Texts:
         return await self._written(lambda: list(map(token_text, ids)), len(ids), "prompt")
 
     async def _written(self, write: Callable[[], T], num_tokens: int, param: str) -> T:
-        """Many are written beside the event loop, not on it."""
-        if num_tokens <= self._settings.inline_characters_max:
-            return write()
-        return await self._bench.run(
-            write,
-            limit_s=self._settings.prompt_timeout_s,
-            what="writing the text of the tokens",
-            param=param,
-        )
+        return await written(write, num_tokens, param, bench=self._bench, settings=self._settings)
 
     async def _ids(self, body: TokenizeRequest, model: ServedModel) -> list[int]:
         if body.prompt is None:

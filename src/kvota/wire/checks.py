@@ -194,7 +194,9 @@ def _token_id(key: str, vocab_size: int) -> int:
 
 def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
     """Raise unless every id is in the vocabulary."""
-    for token in ids:
+    if not ids:
+        return
+    for token in (min(ids), max(ids)):  # millions are looked at without a loop of ours
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
                 f"`{param}` has the token id {token}; ids are 0 to {vocab_size - 1}.", param=param

@@ -50,9 +50,10 @@ def inputs_of(
         raise InvalidRequest("`input` is missing or empty.", param="input")
     if isinstance(given, str):
         return [given]
-    if all(isinstance(one, str) for one in given):
+    kinds = set(map(type, given))
+    if kinds == {str}:
         return _at_most(num_max, given)
-    rows = [given] if all(_is_number(one) for one in given) else _at_most(num_max, given)
+    rows = [given] if kinds == {int} else _at_most(num_max, given)
     try:
         return msgspec.convert(rows, list[TokenIds])
     except msgspec.ValidationError as error:
@@ -68,7 +69,3 @@ def _at_most(num_max: int, inputs: list[Any]) -> list[Any]:
             f"`input` has {len(inputs)} entries; the limit is {num_max}.", param="input"
         )
     return inputs
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -14,8 +14,6 @@ import msgspec
 from kvota.core.errors import InvalidRequest
 from kvota.wire.openai import ChatRequest, ContentPart, Message, Tool, ToolCall, ToolChoice
 
-NUM_MESSAGES_MAX: Final = 4096
-NUM_TOOLS_MAX: Final = 128
 _TEMPLATE_ROLES: Final = {
     "system": "system",
     "developer": "system",
@@ -50,11 +48,6 @@ def template_messages(messages: Sequence[Message] | None) -> list[dict[str, Any]
     """One dict per message. Raises InvalidRequest that names the message at fault."""
     if not messages:
         raise InvalidRequest("`messages` must hold at least one message.", param="messages")
-    if len(messages) > NUM_MESSAGES_MAX:
-        raise InvalidRequest(
-            f"`messages` has {len(messages)} entries; the limit is {NUM_MESSAGES_MAX}.",
-            param="messages",
-        )
     return [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
 
 
@@ -157,10 +150,6 @@ def _require_known(names: list[str], tools: dict[str, dict[str, Any]]) -> None:
 
 def _checked_tools(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     """The tools by name, in the client's order and wording."""
-    if len(tools) > NUM_TOOLS_MAX:
-        raise InvalidRequest(
-            f"`tools` has {len(tools)} entries; the limit is {NUM_TOOLS_MAX}.", param="tools"
-        )
     checked: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         name = _tool_name(tool, f"tools[{index}]")
