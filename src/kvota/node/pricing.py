@@ -39,6 +39,8 @@ def ticket_of(request: Request, cache: KVCache, *, model: str = "") -> Ticket:
 def _cached_prefix(request: Request, cache: KVCache) -> Sequence[Hashable]:
     if not (request.use_prefix_cache and cache.has_prefix_cache):
         return ()
+    if request.prompt_logprobs is not None:
+        return ()  # every position is computed, in blocks of its own
     chain = cache.chain(list(request.prompt), request.cache_salt)
     num_cached = cache.match(chain) // cache.block_size
     return [chain.hash_of(index) for index in range(num_cached)]
