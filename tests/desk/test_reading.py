@@ -178,6 +178,34 @@ def test_a_ticket_that_has_waited_too_long_to_get_its_token_in_time_is_not_begun
     desk.check()
 
 
+def test_who_would_be_granted_and_not_begun_before_its_wait_is_over_is_not_let_in() -> None:
+    """The engine would end it before it has computed anything of it."""
+    desk = taught_desk()
+    desk.arrive(new_ticket("a", prompt_tokens=500, arrived_s=50.0), 50.0)
+    for left_s in (4.0, 6.0):
+        ticket = new_ticket("b", prompt_tokens=100, arrived_s=50.0, begin_by_s=50.0 + left_s)
+        verdict = desk.arrive(ticket, 50.0)
+        if left_s > 5.0:
+            assert isinstance(verdict, Granted)
+        else:
+            assert isinstance(verdict, Refused)
+            assert verdict.reason is Refusal.DEADLINE_UNREACHABLE
+            assert "would begin in 5 s, after the longest wait is over in 4 s" in verdict.message
+    desk.check()
+
+
+def test_who_has_waited_too_long_to_be_begun_in_time_is_not_granted() -> None:
+    desk = taught_desk(max_running_requests=2)
+    desk.arrive(new_ticket("a", prompt_tokens=900, arrived_s=50.0), 50.0)
+    desk.arrive(new_ticket("b", prompt_tokens=100, arrived_s=50.0), 50.0)
+    ticket = new_ticket("c", prompt_tokens=100, arrived_s=50.0, begin_by_s=62.0)
+    assert isinstance(desk.arrive(ticket, 50.0), Queued)
+    desk.release("b", Outcome.CLIENT_CLOSED, 55.0)
+    [expired] = desk.tick(55.0).expired
+    assert (expired.ticket.id, expired.reason) == ("c", Refusal.DEADLINE_UNREACHABLE)
+    desk.check()
+
+
 def test_the_line_itself_shows_how_fast_it_moves_where_no_output_has_ended_yet() -> None:
     desk = new_desk(ROOM, max_running_requests=1, request_timeout_s=900.0, queue_timeout_s=900.0)
     desk.arrive(new_ticket("0"), 0.0)

@@ -36,6 +36,7 @@ class Entry:
     expected_growth: float  # token-steps that the output of one choice is expected to hold
     weight: float  # of its tenant
     queue_until_s: float
+    begin_by_s: float
     first_token_by_s: float
     end_by_s: float
     id: str = field(init=False)
@@ -152,6 +153,7 @@ def new_entry(
         is_forecast=forecast.is_known(group),
         weight=ticket.weight or settings.tenant_weights.get(ticket.tenant, 1.0),
         queue_until_s=_earlier(ticket.queue_deadline_s, ticket, settings.queue_timeout_s),
+        begin_by_s=inf if ticket.begin_by_s is None else ticket.begin_by_s,
         first_token_by_s=_earlier(
             ticket.first_token_deadline_s, ticket, settings.first_token_limit_s(is_long=is_long)
         ),

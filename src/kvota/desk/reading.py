@@ -68,6 +68,12 @@ class Reading:
             return lane.times.bound_s(before + own)
         return wait_s + lane.times.bound_s(own)
 
+    def begins_s(self, entry: Entry, wait_s: float, num_before: int, now: float) -> float:
+        """Seconds from now until the engine begins with it, which most such tickets keep within."""
+        lane = self._lanes[entry.lane]
+        before = lane.tokens_left(now) + num_before * lane.mean_tokens
+        return lane.times.bound_s(before) if lane.times.token_s * before > wait_s else wait_s
+
     def fastest_s(self, entry: Entry) -> float:
         """The same at the best speed seen.
 

@@ -75,25 +75,31 @@ class Refusals:
         )
 
     def too_late(self, entry: Entry, wait_s: float | None, now: float) -> Refused | None:
-        """Granted after `wait_s` (None: now), its first token would probably miss its deadline.
+        """Granted after `wait_s` (None: now), it would probably not begin in time, or its first
+        token miss its deadline.
 
-        Probably: of tickets that find what it finds, the quantile of `first_token.py` misses it.
+        Probably: of tickets that find what it finds, the quantile of `first_token.py` does.
         """
-        first_s = self._first_token_s(entry, wait_s, now)
-        left_s = entry.due_s - now
-        if first_s <= left_s:
+        expected_s, left_s = self._first_token_s(entry, wait_s, now), entry.due_s - now
+        what = "The first token is expected in {:.3g} s, after the deadline in {:.3g} s."
+        if expected_s <= left_s:
+            expected_s, left_s = self._begins_s(entry, wait_s, now), entry.begin_by_s - now
+            what = "It would begin in {:.3g} s, after the longest wait is over in {:.3g} s."
+        if expected_s <= left_s:
             return None
         return self._refuse(
             Refusal.DEADLINE_UNREACHABLE,
-            self._retry_s(entry, first_s - left_s, now),
-            f"The first token is expected in {first_s:.3g} s, after the deadline in "
-            f"{max(left_s, 0.0):.3g} s.",
+            self._retry_s(entry, expected_s - left_s, now),
+            what.format(expected_s, max(left_s, 0.0)),
         )
 
     def is_lost(self, entry: Entry, now: float) -> bool:
-        """It may begin now, and would miss its deadline: what it computed would be for nobody."""
+        """It may be granted now, and would not begin in time or miss its deadline: what it
+        computed would be for nobody."""
         if entry.has_token:
             return False
+        if not entry.num_pauses and self._begins_s(entry, None, now) > entry.begin_by_s - now:
+            return True
         left_s = entry.due_s - now
         if self._reading.is_idle(entry):
             return self._reading.fastest_s(entry) > left_s
@@ -122,6 +128,12 @@ class Refusals:
         if self._reading.is_idle(entry):
             return self._reading.fastest_s(entry)
         return self._reading.bound_s(entry, now)
+
+    def _begins_s(self, entry: Entry, wait_s: float | None, now: float) -> float:
+        """Seconds from now until the engine begins with it, most probably at most."""
+        if wait_s is None:
+            return self._reading.begins_s(entry, 0.0, 0, now)
+        return self._reading.begins_s(entry, wait_s, self._line.num_before(entry), now)
 
     def _refuse(self, reason: Refusal, retry_after_s: float, message: str) -> Refused:
         self._tally.refused[reason] += 1

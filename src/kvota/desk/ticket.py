@@ -79,6 +79,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     weight: float | None = None  # of the tenant; None: what the settings say
     # The settings' limits apply as well: whatever is earlier counts.
     queue_deadline_s: float | None = None  # granted by then
+    begin_by_s: float | None = None  # the engine ends what it has not begun to compute by then
     first_token_deadline_s: float | None = None
     deadline_s: float | None = None  # ended by then
 

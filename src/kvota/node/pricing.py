@@ -32,6 +32,7 @@ def ticket_of(request: Request, cache: KVCache, *, model: str = "") -> Ticket:
         prefix_blocks=prefix,
         weight=request.labels.get(WEIGHT),
         queue_deadline_s=request.queue_deadline_s,
+        begin_by_s=request.queue_deadline_s,
         deadline_s=request.deadline_s,
     )
 
