@@ -443,6 +443,19 @@ def test_a_request_that_breaks_the_model_ends_alone() -> None:
     assert world.ended("later").outcome is Outcome.COMPLETED
 
 
+def test_a_request_that_breaks_the_model_and_is_sent_again_and_again_ends_nobody_else() -> None:
+    """Clients repeat what failed, and on an idle node nothing else is computed in between."""
+    world = EngineWorld(ScriptedExecutor(say(), poison=frozenset({13})))
+    for attempt in range(3 * FAILED_STEPS_MAX):
+        world.submit(f"r{attempt}", prompt=[1, 13])
+        world.step()
+        assert world.ended(f"r{attempt}").outcome is Outcome.ENGINE_ERROR
+    assert world.num_blocks_used == 0
+    world.submit("good")
+    world.run()
+    assert world.ended("good").outcome is Outcome.COMPLETED
+
+
 def test_a_model_that_computes_nothing_any_more_ends_the_loop() -> None:
     executor = ScriptedExecutor(say())
     executor.faults = set(range(1, 100))

@@ -13,8 +13,9 @@ before its `Ended` is published, in the same turn. Nothing of it follows.
 
 One request cannot end the loop. A draw that fails ends its own request. A step that raises is
 repeated chunk by chunk, and only the requests whose chunk raises alone are ended. When nothing can
-be computed any more, turn after turn, the model itself is broken: `EngineBroken` leaves the loop,
-and with it the process.
+be computed any more, turn after turn, and other tokens in the place of the last ones cannot either,
+the model itself is broken: `EngineBroken` leaves the loop, and with it the process. A request that
+breaks the model and is sent again and again does not do that.
 
 The engine knows no threads. It is called from one, and only `Mailbox` and `gauges` may be used
 from another.
@@ -22,11 +23,12 @@ from another.
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from kvota.core.clock import Clock
 from kvota.core.errors import BackendFailed, ClientClosed, KvotaError, Outcome, RequestError
-from kvota.core.plan import ChunkResult, Executor, Sampled, StepPlan, StepResult
+from kvota.core.plan import Chunk, ChunkResult, Executor, Sampled, StepPlan, StepResult
 from kvota.core.request import EngineEvent, Paused, Request
 from kvota.engine.answer import Answer, new_answer
 from kvota.engine.lateness import not_begun, not_complete
@@ -212,13 +214,30 @@ class Engine:
         """
         copied = not plan.copies or self._try(StepPlan((), plan.copies)) is not None
         results = [self._try(StepPlan((chunk,))) if copied else None for chunk in plan.chunks]
+        self._failed_steps = 0 if any(results) else self._failed_steps + 1
+        if self._failed_steps >= FAILED_STEPS_MAX:
+            if not (copied and self._computes_others(plan.chunks[-1])):
+                raise EngineBroken(f"{self._failed_steps} steps in a row failed completely")
+            self._failed_steps = 0
         for chunk, result in zip(plan.chunks, results, strict=True):
             if result is None:
                 self._end_of(chunk.sequence_id, "The model failed on this request.")
-        self._failed_steps = 0 if any(results) else self._failed_steps + 1
-        if self._failed_steps >= FAILED_STEPS_MAX:
-            raise EngineBroken(f"{self._failed_steps} steps in a row failed completely")
         return StepResult([ChunkResult() if r is None else r.chunks[0] for r in results])
+
+    def _computes_others(self, chunk: Chunk) -> bool:
+        """Whether as many other tokens can be computed in the place of a chunk that failed.
+
+        Then what failed is the request, which is ended, and with it whatever this writes.
+        """
+        others = replace(
+            chunk,
+            token_ids=[0] * len(chunk.token_ids),
+            draws=(),
+            prompt_logprobs=None,
+            next_token=None,
+            speculated=(),
+        )
+        return self._try(StepPlan((others,))) is not None
 
     def _try(self, plan: StepPlan) -> StepResult | None:
         try:
