@@ -225,6 +225,21 @@ def test_a_tenant_that_has_filled_the_line_leaves_every_other_one_place() -> Non
     desk.check()
 
 
+def test_of_places_beyond_a_full_line_there_are_as_many_again() -> None:
+    desk = new_desk(max_waiting_queue=3)
+    fill(desk)
+    for number in range(3):
+        desk.arrive(new_ticket(f"a{number}"), 0.0)
+    for number in range(3):
+        waits = desk.arrive(new_ticket(f"b{number}", tenant=f"t{number}"), 0.0)
+        assert isinstance(waits, Queued)
+    assert refused(desk, tenant="one too many").reason is Refusal.QUEUE_FULL
+    desk.check()
+    desk.cancel("b0", Outcome.CLIENT_CLOSED, 1.0)
+    assert isinstance(desk.arrive(new_ticket("again", tenant="one more"), 1.0), Queued)
+    desk.check()
+
+
 def test_with_no_line_at_all_whatever_does_not_fit_is_refused() -> None:
     desk = new_desk(max_waiting_queue=0)
     fill(desk)

@@ -130,6 +130,29 @@ def test_the_tenant_with_the_least_service_is_first() -> None:
     assert queue.head == Waiting("ann", (0.0, 0))
 
 
+def test_all_of_a_line_of_many_tenants_are_told_their_places_in_one_go() -> None:
+    class Counted(TenantCounters):
+        num_looks = 0
+
+        def counter(self, tenant: str) -> float:
+            self.num_looks += 1
+            return super().counter(tenant)
+
+    counters = Counted()
+    queue: FairQueue[Waiting] = FairQueue(counters)
+    entries = [Waiting(f"t{number}", (0.0, number)) for number in range(200)]
+    for entry in entries:
+        counters.enter(entry.tenant, 1.0)
+        queue.push(entry)
+        counters.charge(entry.tenant, -entry.rank[1] % 7)
+    counters.num_looks = 0
+    places = sorted(queue.num_before(entry) for entry in entries)
+    assert places[0] == 0
+    assert counters.num_looks <= 2 * len(entries)
+    counters.charge("t0", 100.0)
+    assert queue.num_before(entries[0]) == 199
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=15))
 def test_the_position_is_the_turn_when_all_are_served_alike(
     arrivals: list[tuple[str, int]],

@@ -231,7 +231,7 @@ class Desk:
         largest = max((entry.size for entry in self._entries.values()), default=0)
         check_change(self._settings, settings, largest=largest)
         holders = self._holders
-        num_waiting = max(self._line.num_bounded.values())
+        num_waiting = self._line.num_most
         num_here = (holders.num_choices, holders.num_long, num_waiting)
         self._kept = self._kept.limits_changed(*num_here)
         self._settings = settings
@@ -286,7 +286,7 @@ class Desk:
         assert {one.id for one in self._line} == ids_in(entries, WAITING), "lost in line"
         assert {one.id for one in self._holders} == ids_in(entries, HOLDING), "lost on the way"
         num_waiting_max = max(self._settings.max_waiting_queue, self._kept.num_waiting)
-        assert max(self._line.num_bounded.values()) <= num_waiting_max, "the line is too long"
+        assert self._line.num_most <= num_waiting_max, "the line is too long"
         assert self._tally.arrived == self._tally.ended.total() + len(entries), "an ending is off"
         for entry in entries.values():
             assert (entry.outcome is not None) == (entry.stage is Stage.CLOSING)

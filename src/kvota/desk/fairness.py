@@ -82,6 +82,7 @@ class TenantCounters:
         self._waiting = LeastServed(self.counter)
         self._last_left = 0.0  # counter of the tenant that left the line last
         self._weights: dict[str, float] = {}
+        self.num_changes = 0  # of counters
 
     def __len__(self) -> int:
         """How many tenants are remembered."""
@@ -124,10 +125,12 @@ class TenantCounters:
     def charge(self, tenant: str, service: float) -> None:
         """The tenant has had `service` more, in weighted tokens."""
         self._counters[tenant] = self.counter(tenant) + service / self.weight(tenant)
+        self.num_changes += 1
 
     def _lift(self, tenant: str, floor: float) -> None:
         """Idling earns no credit. Whoever else idles below the floor need not be remembered."""
         self._counters[tenant] = max(self.counter(tenant), floor)
+        self.num_changes += 1
         if len(self._counters) > _TENANTS_KEPT:
             self._forget_idle(floor, but=tenant)
 
@@ -153,6 +156,8 @@ class FairQueue(Generic[Entry]):
         self._queues: dict[str, list[Entry]] = {}  # by rank; none is empty
         self._tenants = LeastServed(counters.counter)
         self._num = 0
+        self._services: list[float] | None = None  # counters of its tenants, least first,
+        self._services_at = 0  # as they were after so many changes
 
     def __len__(self) -> int:
         return self._num
@@ -172,6 +177,7 @@ class FairQueue(Generic[Entry]):
         if queue is None:
             self._queues[entry.tenant] = [entry]
             self._tenants.add(entry.tenant)
+            self._services = None
         else:
             insort(queue, entry, key=rank_of)
         self._num += 1
@@ -183,23 +189,35 @@ class FairQueue(Generic[Entry]):
         if not queue:
             del self._queues[entry.tenant]
             self._tenants.discard(entry.tenant)
+            self._services = None
         self._num -= 1
 
     def num_before(self, entry: Entry) -> int:
-        """How many tickets are expected to be served before this one. O(tenants + log n).
+        """How many tickets are expected to be served before this one.
 
         Those of its own tenant that come first; and for each of them, and for itself where the
         other is behind on service, one of every other tenant (by weight: more or fewer).
+
+        O(log n) for the first of a tenant until somebody is served, O(tenants) for the others: so
+        all of a line of many tenants can be told where they are.
         """
         own, counters = entry.tenant, self._counters
         place = self._place(self._queues[own], entry)
         counter, weight = counters.counter(own), counters.weight(own)
+        if place == 0:
+            return bisect_left(self._sorted_services(), counter)
         num = place
         for tenant, queue in self._queues.items():
             if tenant != own:
                 turns = int(place * counters.weight(tenant) / weight)
                 num += min(len(queue), turns + (counters.counter(tenant) < counter))
         return num
+
+    def _sorted_services(self) -> list[float]:
+        if self._services is None or self._services_at != self._counters.num_changes:
+            self._services = sorted(map(self._counters.counter, self._queues))
+            self._services_at = self._counters.num_changes
+        return self._services
 
     def _place(self, queue: list[Entry], entry: Entry) -> int:
         place = bisect_left(queue, entry.rank, key=rank_of)

@@ -10,7 +10,8 @@ owed anything, it goes first. What it was owed is forgotten when nothing of it w
 
 Each band has a bound of its own, so that batch cannot fill the line for interactive, nor the other
 way. Two kinds of ticket do not count against it: a paused one, in front of its lane, which was let
-in once; and one that was let in beyond the bound, as the only one of its tenant.
+in once; and one that was let in beyond the bound, as the only one of its tenant. Of these there may
+be as many again, so that nobody fills the line by calling himself many.
 """
 
 from bisect import bisect_left, insort
@@ -92,6 +93,7 @@ class WaitingLine(Generic[Entry]):
         self._paused: dict[tuple[Band, Lane], list[Entry]] = {key: [] for key in self._fresh}
         self.num_choices = 0  # of tickets that were never granted
         self.num_bounded = dict.fromkeys(Band, 0)  # of those, what counts against a band's bound
+        self.num_beyond = dict.fromkeys(Band, 0)  # and the others
         self._num_in_band = dict.fromkeys(Band, 0)
 
     def __len__(self) -> int:
@@ -117,10 +119,16 @@ class WaitingLine(Generic[Entry]):
         paused = self._paused[band, lane]
         return paused[0] if paused else self._fresh[band, lane].head
 
+    @property
+    def num_most(self) -> int:
+        """Choices in line within the bound or beyond it, of either band, whatever is most."""
+        return max(*self.num_bounded.values(), *self.num_beyond.values())
+
     def let_in_beyond(self, entry: Entry) -> None:
         """It stays in line, and does not count against the bound."""
         entry.is_beyond = True
         self.num_bounded[entry.band] -= entry.size
+        self.num_beyond[entry.band] += entry.size
 
     def is_only_one(self, entry: Entry) -> bool:
         """Whether nothing else of its tenant waits, in whatever band and lane; it is in line."""
@@ -170,12 +178,12 @@ class WaitingLine(Generic[Entry]):
 
     def _count(self, entry: Entry, num_choices: int) -> None:
         self.num_choices += num_choices
-        if not entry.is_beyond:
-            self.num_bounded[entry.band] += num_choices
+        counts = self.num_beyond if entry.is_beyond else self.num_bounded
+        counts[entry.band] += num_choices
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError on the first that does not hold."""
-        choices, bounded = 0, dict.fromkeys(Band, 0)
+        choices, bounded, beyond = 0, dict.fromkeys(Band, 0), dict.fromkeys(Band, 0)
         for (band, lane), queue in self._fresh.items():
             entries = list(queue)
             assert len(entries) == len(queue)
@@ -185,7 +193,9 @@ class WaitingLine(Generic[Entry]):
             assert all((one.band, one.lane) == (band, lane) for one in together)
             choices += sum(entry.size for entry in entries)
             bounded[band] += sum(entry.size for entry in entries if not entry.is_beyond)
+            beyond[band] += sum(entry.size for entry in entries if entry.is_beyond)
         assert bounded == self.num_bounded, "the bound of the line is miscounted"
+        assert beyond == self.num_beyond, "what is beyond the bound is miscounted"
         assert choices == self.num_choices, "the choices in line are miscounted"
         for band, num in self._num_in_band.items():
             assert num == sum(self.num_in(band, lane) for lane in Lane), "a band is miscounted"

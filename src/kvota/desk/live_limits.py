@@ -20,7 +20,7 @@ class Kept:
 
     num_choices: int = 0  # that held KV
     num_long: int = 0  # tickets of the long lane that did
-    num_waiting: int = 0  # choices that counted against a band's bound, in the longer one
+    num_waiting: int = 0  # choices within a band's bound or beyond it, whatever is most
     peak_tokens: float = 0.0  # lent, when the capacity last changed
 
     def limits_changed(self, num_choices: int, num_long: int, num_waiting: int) -> "Kept":

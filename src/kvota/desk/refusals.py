@@ -58,12 +58,14 @@ class Refusals:
     def line_full(self, entry: Entry, now: float) -> Refused | None:
         """`entry` is in line already; with it that of its band is longer than allowed.
 
-        Whoever has nothing else in line waits beyond the bound: others have filled it.
+        Whoever has nothing else in line waits beyond the bound: others have filled it. There are
+        as many such places again.
         """
         num, most = self._line.num_bounded[entry.band], self._settings.max_waiting_queue
         if num <= most:
             return None
-        if entry.size <= most and self._line.is_only_one(entry):
+        has_place = self._line.num_beyond[entry.band] + entry.size <= most
+        if has_place and self._line.is_only_one(entry):
             self._line.let_in_beyond(entry)
             return None
         comeback = self._outlook.promise_place(entry, now)
