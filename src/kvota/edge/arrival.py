@@ -38,6 +38,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     tenant: str = ANONYMOUS  # as the gateway says, where there is one
     weight: float | None = None  # of the tenant; None: what the settings say
+    num_bytes: int = 0  # of its body
 
 
 class Arrivals:

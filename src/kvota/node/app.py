@@ -68,7 +68,7 @@ def create_app(
     `report_stall` when a probe of /ready finds the engine stuck, and when one finds that it moves.
     Without `desk` there is no /admin/desk.
     """
-    bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
+    bench = Workbench(settings.prompt_threads, settings.waiting_body_bytes_max)
     intake = Intake(served, settings, bench, chance)
     edge = Edge(
         runner=runner,
@@ -131,10 +131,13 @@ def _request_routes(live: LiveRequests) -> list[Route]:
 
 
 class JsonEndpoint(Generic[T]):
-    """An ASGI application for one path: a JSON body in, a JSON body out, no engine."""
+    """An ASGI application for one path: a JSON body in, a JSON body out, no engine.
+
+    `answer` takes what the body says, and how many bytes it has.
+    """
 
     def __init__(
-        self, kind: type[T], answer: Callable[[T], Awaitable[msgspec.Struct]], edge: Edge
+        self, kind: type[T], answer: Callable[[T, int], Awaitable[msgspec.Struct]], edge: Edge
     ) -> None:
         self._decoder = BodyDecoder(kind)
         self._answer = answer
@@ -143,8 +146,9 @@ class JsonEndpoint(Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._edge.settings)
         try:
-            body = self._decoder.decode(await exchange.body())
-            await exchange.respond(200, await self._answer(body))
+            content = await exchange.body()
+            answer = await self._answer(self._decoder.decode(content), len(content))
+            await exchange.respond(200, answer)
         except KvotaError as error:
             if not exchange.is_gone:
                 headers = error_headers(error, self._edge.chance)

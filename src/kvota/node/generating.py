@@ -85,6 +85,7 @@ class GeneratingEndpoint(Generic[T]):
         service.arrival = arrival
         content = await exchange.body()
         async with exchange.watched():
+            arrival = msgspec.structs.replace(arrival, num_bytes=len(content))
             prepared = await self._prepare(self._decoder.decode(content), arrival)
             if exchange.is_gone:
                 raise ClientClosed("The client went away before its request was accepted.")

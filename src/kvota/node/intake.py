@@ -26,7 +26,7 @@ from kvota.node.sampling import drawn_seed, sampling_params
 from kvota.node.served import GrammarCompiler, NewConstraint, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan, plan_tools
-from kvota.node.workbench import Workbench
+from kvota.node.workbench import Seat, Workbench
 from kvota.wire import checks
 from kvota.wire.messages import tool_use
 from kvota.wire.openai import ChatRequest, CompletionRequest, GenerationFields
@@ -75,17 +75,17 @@ class Intake:
 
     async def chat(self, body: ChatRequest, arrival: Arrival) -> Prepared:
         checks.check_chat(body)
-        model = self.model_for(body.model)
+        model, bench = self.model_for(body.model), self._bench.seat(arrival.num_bytes)
         form = checks.output_form(body)
         tools = plan_tools(tool_use(body), form, model, whole_calls=_tells_whole_calls(body))
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         sampling = sampling_params(body, model, wanted, self._chance)
-        prompt = await ChatPrompt(model, body, tools).encode(self._bench, self._settings)
+        prompt = await ChatPrompt(model, body, tools).encode(bench, self._settings)
         request = self._request(
             body, arrival, prompt, _chat_limit(body, len(prompt), model),
             sampling=sampling,
             prompt_logprobs=body.prompt_logprobs,
-            new_constraint=await self._constraint(body, model, tools),
+            new_constraint=await self._constraint(body, model, tools, bench),
         )  # fmt: skip
         wish = ChatWish(
             n=request.n,
@@ -101,13 +101,13 @@ class Intake:
 
     async def completion(self, body: CompletionRequest, arrival: Arrival) -> Prepared:
         checks.check_completion(body)
-        model = self.model_for(body.model)
+        model, bench = self.model_for(body.model), self._bench.seat(arrival.num_bytes)
         sampling = sampling_params(body, model, body.logprobs, self._chance)
         given = given_prompts(body, model)
-        prompts = given.ids or await self._encode(given.texts or [], body, model)
+        prompts = given.ids or await self._encode(given.texts or [], body, model, bench)
         limits = _completion_limits(body, prompts, model)
         _check_num_prompt_logprobs(body, prompts)
-        constraint = await self._constraint(body, model, None)
+        constraint = await self._constraint(body, model, None, bench)
         requests = tuple(
             self._request(
                 body, arrival, prompt, limit,
@@ -120,7 +120,7 @@ class Intake:
         )  # fmt: skip
         heading = Heading(id=f"cmpl-{arrival.id}", created=arrival.created, model=model.name)
         wish, names = _completion_wish(body), _names(model, body)
-        echoes = given.texts or await self._written(prompts, names) if wish.echo else ()
+        echoes = given.texts or await self._written(prompts, names, bench) if wish.echo else ()
         answer = CompletionAnswer(heading, wish, names, prompts, echoes)
         return _prepared(body, model, requests, answer)
 
@@ -129,22 +129,24 @@ class Intake:
         return replace(sampling, seed=drawn_seed(self._chance))
 
     async def _encode(
-        self, texts: list[str], body: CompletionRequest, model: ServedModel
+        self, texts: list[str], body: CompletionRequest, model: ServedModel, bench: Seat
     ) -> list[list[int]]:
         return await encode_texts(
             texts,
             adds_special=body.add_special_tokens is not False,
             model=model,
-            bench=self._bench,
+            bench=bench,
             settings=self._settings,
         )
 
-    async def _written(self, prompts: Sequence[Sequence[int]], names: TokenNames) -> list[str]:
+    async def _written(
+        self, prompts: Sequence[Sequence[int]], names: TokenNames, bench: Seat
+    ) -> list[str]:
         return await written(
             lambda: [names.text(ids) for ids in prompts],
             sum(map(len, prompts)),
             "prompt",
-            bench=self._bench,
+            bench=bench,
             settings=self._settings,
         )
 
@@ -174,7 +176,7 @@ class Intake:
         )
 
     async def _constraint(
-        self, body: GenerationFields, model: ServedModel, tools: ToolPlan | None
+        self, body: GenerationFields, model: ServedModel, tools: ToolPlan | None, bench: Seat
     ) -> NewConstraint | None:
         """The grammar that the output must follow, compiled; None for free text."""
         form = checks.output_form(body)
@@ -187,7 +189,7 @@ class Intake:
             compile_it, param = tools.compile_guided, "tools"
         else:
             return None
-        return await self._bench.run(
+        return await bench.run(
             compile_it,
             limit_s=self._settings.grammar_timeout_s,
             what="compiling what the output must follow",

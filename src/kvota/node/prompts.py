@@ -9,7 +9,7 @@ from kvota.node.budget import refuse_hopeless
 from kvota.node.served import ChatTemplate, ServedModel
 from kvota.node.settings import HttpSettings
 from kvota.node.tools import ToolPlan
-from kvota.node.workbench import Workbench
+from kvota.node.workbench import Seat
 from kvota.wire.checks import NUM_PROMPTS_MAX, check_token_ids
 from kvota.wire.messages import template_messages
 from kvota.wire.openai import ChatRequest, CompletionRequest
@@ -39,7 +39,7 @@ class ChatPrompt:
         if body.reasoning_effort is not None:
             self._extra.setdefault("reasoning_effort", body.reasoning_effort)
 
-    async def encode(self, bench: Workbench, settings: HttpSettings) -> list[int]:
+    async def encode(self, bench: Seat, settings: HttpSettings) -> list[int]:
         """The prompt's token ids; the template is somebody's program, so it runs on the bench."""
         return await bench.run(
             self._ids,
@@ -85,7 +85,7 @@ class ChatPrompt:
 
 
 async def encode_texts(
-    texts: Sequence[str], *, adds_special: bool, model: ServedModel, bench: Workbench,
+    texts: Sequence[str], *, adds_special: bool, model: ServedModel, bench: Seat,
     settings: HttpSettings,
 ) -> list[list[int]]:  # fmt: skip
     """The token ids of every text; long ones are tokenized on the bench."""
@@ -107,7 +107,7 @@ async def encode_texts(
 
 
 async def written(
-    write: Callable[[], T], num_tokens: int, param: str, *, bench: Workbench,
+    write: Callable[[], T], num_tokens: int, param: str, *, bench: Seat,
     settings: HttpSettings,
 ) -> T:  # fmt: skip
     """What `write` makes of so many tokens; many are written beside the event loop, not on it."""

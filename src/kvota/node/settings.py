@@ -8,7 +8,8 @@ from kvota.edge.settings import EdgeSettings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings(EdgeSettings):
     prompt_threads: int = 2  # for templates, long prompts and grammars
-    num_waiting_prompts_max: int = 64  # being prepared or waiting for a thread
+    # Bodies of requests that are being prepared or wait for a thread, all together.
+    waiting_body_bytes_max: int = 64 * 2**20
     prompt_timeout_s: float = 10.0  # to render and tokenize one request's prompts
     grammar_timeout_s: float = 2.0  # to compile what the output must follow
     # Up to this many characters are tokenized in place, and tokens read: a thread's hop costs more.

@@ -37,7 +37,7 @@ from kvota.edge.trust import USAGE, UsageReport
 from kvota.node.embedding.embedder import Embedder, Vector
 from kvota.node.embedding.texts import Encode, token_ids
 from kvota.node.settings import HttpSettings
-from kvota.node.workbench import Workbench
+from kvota.node.workbench import Seat, Workbench
 from kvota.wire.decode import BodyDecoder
 from kvota.wire.embeddings import (
     Embedding,
@@ -100,7 +100,7 @@ def create_embedding_app(
     stuck_after_s: float,
 ) -> Starlette:
     """The application. `record` is called exactly once for each request to /v1/embeddings."""
-    bench = Workbench(settings.prompt_threads, settings.num_waiting_prompts_max)
+    bench = Workbench(settings.prompt_threads, settings.waiting_body_bytes_max)
     endpoint = EmbeddingEndpoint(
         served, embedder, settings, clock, Arrivals(settings, clock, unix_time, chance), chance,
         record, bench,
@@ -173,8 +173,9 @@ class EmbeddingEndpoint:
             self._record(self._kept(name, seen, failure, sent_by))
 
     async def _serve(self, exchange: Exchange, arrival: Arrival, seen: "_Seen") -> None:
-        body = self._decoder.decode(await exchange.body())
-        texts = await self._texts(body)
+        content = await exchange.body()
+        body = self._decoder.decode(content)
+        texts = await self._texts(body, self._bench.seat(len(content)))
         seen.num_texts, seen.prompt_tokens = len(texts), sum(map(len, texts))
         seen.queued_at_s = self._clock.now()
         async with exchange.watched():
@@ -202,7 +203,7 @@ class EmbeddingEndpoint:
                 exchange.headers.append((USAGE, report.encode()))
             await exchange.respond(200, self._answer(body, vectors, seen.prompt_tokens))
 
-    async def _texts(self, body: EmbeddingRequest) -> list[Sequence[int]]:
+    async def _texts(self, body: EmbeddingRequest, bench: Seat) -> list[Sequence[int]]:
         served = self._served
         if body.model is None:
             raise InvalidRequest("`model` is missing.", param="model")
@@ -229,7 +230,7 @@ class EmbeddingEndpoint:
         if num_characters <= self._settings.inline_characters_max:
             return encoded()
         limit_s = self._settings.prompt_timeout_s
-        return await self._bench.run(encoded, limit_s=limit_s, what="tokenizing", param="input")
+        return await bench.run(encoded, limit_s=limit_s, what="tokenizing", param="input")
 
     def _answer(
         self, body: EmbeddingRequest, vectors: Sequence[Vector], num_tokens: int
