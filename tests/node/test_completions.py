@@ -10,7 +10,7 @@ import pytest
 from kvota.core.request import Event, FinishReason, Request
 from kvota.node.logprobs import TokenNames
 from tests.support.http import MODEL, delta, ended, make_node, read, says, tiny_served
-from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
+from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, byte_ids
 
 STOP = FinishReason.STOP
 
@@ -187,6 +187,18 @@ async def test_a_long_echo_of_token_ids_is_written_beside_the_event_loop(
     assert body["choices"][0]["text"] == "the text"
     assert len(threads) == 1
     assert main_thread() not in threads
+
+
+async def test_special_tokens_that_the_text_shows_are_not_hidden_in_an_echo_or_its_logprobs() -> (
+    None
+):
+    """Such as mark a tool call: they are in the text, so offsets count them."""
+    node = make_node(says("x"), served=tiny_served(hidden_ids=frozenset()))
+    prompt = [*byte_ids("a"), IM_END_ID, *byte_ids("b")]
+    body = (await node.complete(prompt, echo=True, max_tokens=0, logprobs=0)).json
+    [choice] = body["choices"]
+    assert choice["text"] == "a<|im_end|>b"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 11]
 
 
 async def test_echoed_offsets_are_the_length_of_the_text_before() -> None:

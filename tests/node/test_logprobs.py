@@ -16,8 +16,9 @@ from kvota.node.logprobs import (
 from tests.support.http import tiny_served
 from tests.support.tiny_tokenizer import IM_END_ID, VOCAB_SIZE, byte_ids
 
-TOKENIZER = tiny_served().tokenizer
-NAMES = TokenNames(TOKENIZER, hide_special=True)
+SERVED = tiny_served()
+TOKENIZER = SERVED.tokenizer
+NAMES = TokenNames(TOKENIZER, hidden=SERVED.hidden_ids)
 # A text that spells a special token is that token, which adds nothing.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
     lambda text: "<|im_" not in text
@@ -53,7 +54,7 @@ def test_offsets_are_the_length_of_the_whole_characters_before(text: str, seed: 
 def test_special_tokens_are_named_but_add_nothing() -> None:
     [entry] = chat_logprobs(entries([IM_END_ID]), NAMES).content
     assert (entry.token, entry.bytes) == ("<|im_end|>", [])
-    shown = TokenNames(TOKENIZER, hide_special=False)
+    shown = TokenNames(TOKENIZER, hidden=frozenset())
     assert chat_logprobs(entries([IM_END_ID]), shown).content[0].bytes == list(b"<|im_end|>")
 
 

@@ -280,6 +280,7 @@ def tiny_served(*, max_model_len: int = 256, **changes: Any) -> ServedModel:
         "vocab_size": VOCAB_SIZE,
         "tokenizer": tokenizer,
         "eos_ids": frozenset({IM_END_ID}),
+        "hidden_ids": tokenizer.special_ids,
         "template": ChatTemplate(CHATML, bos_token=None, eos_token="<|im_end|>"),
         "grammar": grammar,
         "tooling": ToolDialect(ToolFormat.HERMES, tokenizer, grammar, random.Random(2)),

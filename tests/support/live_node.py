@@ -63,6 +63,7 @@ def staged_model(
         vocab_size=VOCAB_SIZE,
         tokenizer=tokenizer,
         eos_ids=frozenset({IM_END_ID}),
+        hidden_ids=tokenizer.special_ids,
         template=None
         if template is None
         else ChatTemplate(template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
@@ -208,7 +209,7 @@ class LiveNode(Client):
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        vocabulary = Vocabulary(self.served.tokenizer.pieces, self.served.tokenizer.special_ids)
+        vocabulary = Vocabulary(self.served.tokenizer.pieces, self.served.hidden_ids)
         self._parts = node = build_node(
             self.served,
             self.stage,

@@ -303,4 +303,5 @@ def _prepared(
 
 
 def _names(model: ServedModel, body: GenerationFields) -> TokenNames:
-    return TokenNames(model.tokenizer, hide_special=body.skip_special_tokens is not False)
+    hides = body.skip_special_tokens is not False
+    return TokenNames(model.tokenizer, hidden=model.hidden_ids if hides else frozenset())

@@ -26,11 +26,11 @@ _LOWEST: Final = -9999.0  # JSON has no infinity; OpenAI uses this number for "p
 
 
 class TokenNames:
-    """How tokens are written in answers."""
+    """How tokens are written in answers. `hidden` ones are those that the text does not show."""
 
-    def __init__(self, tokenizer: Tokenizer, *, hide_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if hide_special else frozenset()
+        self._hidden = hidden
 
     def added_bytes(self, token: int) -> bytes:
         """What the token adds to the text."""

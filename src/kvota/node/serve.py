@@ -367,6 +367,7 @@ def _served(loaded: LoadedModel, bill: MemoryBill, name: str, path: Path) -> Ser
         vocab_size=loaded.num_sampled,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
+        hidden_ids=loaded.hidden_ids,
         template=loaded.template,
         grammar=loaded.grammar,
         tooling=ToolDialect(loaded.tool_format, tokenizer, loaded.grammar, SystemRandom()),

@@ -22,9 +22,6 @@ class Tokenizer(Protocol):
     def longest_piece_bytes(self) -> int:
         """The most bytes that one token adds to a text."""
 
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the model's BOS when the flag is set and it has one."""
 
@@ -117,6 +114,7 @@ class ServedModel:
     vocab_size: int
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
+    hidden_ids: frozenset[int]  # special tokens that answers do not show
     template: ChatTemplate | None = None  # None: chat is refused, completions work
     grammar: GrammarCompiler | None = None  # None: structured output is refused
     tooling: Tooling | None = None  # None: tools are refused
