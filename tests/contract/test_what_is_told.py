@@ -39,7 +39,7 @@ LABELS = {
 }
 LINE_FIELDS = {
     "event", "level", "timestamp", "request_id", "endpoint", "model", "tenant", "lane", "band",
-    "outcome", "status", "streamed", "num_choices", "prompt_tokens", "cached_tokens",
+    "outcome", "status", "streamed", "num_choices", "prompt_tokens", "read_tokens", "cached_tokens",
     "output_tokens", "num_preemptions", "kv_block_s", "door_s", "queued_s",
     "first_token_s", "decode_s", "time_per_output_token_s", "total_s",
 }  # fmt: skip

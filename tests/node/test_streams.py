@@ -379,8 +379,20 @@ async def test_each_request_leaves_one_record_whatever_its_end() -> None:
     first = node.records[0]
     assert (first.model, first.endpoint, first.num_choices) == (MODEL, "chat.completions", 2)
     assert (first.cached_tokens, first.output_tokens, first.queued_s) == (16, 4, 0.25)
+    assert first.read_tokens == first.prompt_tokens > 0
     assert (first.first_token_s, first.time_per_output_token_s) == (0.5, 1.0)
     assert {record.model for record in node.records[1:4]} == {"unknown"}
+
+
+async def test_a_prompt_that_was_never_read_is_not_recorded_as_read() -> None:
+    node = make_node()
+    call = node.caller.begin("POST", CHAT, chat_body())
+    [stream] = await node.runner.submitted()
+    stream.push(ended(stream.request, outcome=Outcome.QUEUE_TIMEOUT, error=overload()))
+    await call.end()
+    [record] = node.records
+    assert record.prompt_tokens > 0
+    assert record.read_tokens == 0
 
 
 async def test_a_request_that_is_cut_by_shutdown_is_recorded_and_cancelled() -> None:

@@ -12,7 +12,7 @@ class Finished:
     model: str = "tiny"
     outcome: Outcome = Outcome.COMPLETED
     code: str | None = None
-    prompt_tokens: int = 10
+    read_tokens: int = 10
     cached_tokens: int = 4
     output_tokens: int = 3
     kv_block_s: float = 0.0
@@ -90,7 +90,7 @@ def test_requests_are_counted_by_outcome_and_refusals_by_reason() -> None:
         first_token_s=None,
         decode_s=None,
         time_per_output_token_s=None,
-        prompt_tokens=0,
+        read_tokens=0,
         cached_tokens=0,
         output_tokens=0,
     )

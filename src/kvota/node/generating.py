@@ -218,6 +218,7 @@ class _Service:
             streamed=prepared.is_stream if prepared else False,
             num_choices=prepared.num_choices if prepared else 0,
             prompt_tokens=tally.prompt_tokens if tally else 0,
+            read_tokens=tally.read_tokens if tally else 0,
             cached_tokens=tally.cached_tokens if tally else 0,
             output_tokens=tally.output_tokens if tally else 0,
             num_preemptions=tally.num_preemptions if tally else 0,

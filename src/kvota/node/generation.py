@@ -21,6 +21,7 @@ class Tally:
     """What the engine says about requests that ended, summed; times are the worst or the first."""
 
     prompt_tokens: int = 0
+    read_tokens: int = 0  # of those, what belongs to prompts that were read to their end
     cached_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
@@ -30,9 +31,10 @@ class Tally:
     total_s: float = 0.0
     time_per_output_token_s: float | None = None  # mean gap after a prompt's first token
 
-    def add(self, ended: Ended, longest: int) -> None:
+    def add(self, ended: Ended, longest: int, *, is_read: bool) -> None:
         """`longest` is the number of tokens of its longest choice."""
         self.prompt_tokens += ended.prompt_tokens
+        self.read_tokens += ended.prompt_tokens if is_read else 0
         self.cached_tokens += ended.cached_tokens
         self.output_tokens += ended.output_tokens
         self.num_preemptions += ended.num_preemptions
@@ -57,6 +59,7 @@ class Generation:
     def __init__(self, streams: Sequence[RequestStream]) -> None:
         self._streams = streams
         self._num_tokens: list[Counter[int]] = [Counter() for _ in streams]  # by choice
+        self._are_read = [False] * len(streams)
         self.tally = Tally()
         self.outcome: Outcome | None = None
 
@@ -107,8 +110,11 @@ class Generation:
         for event in batch:
             if isinstance(event, Delta):
                 self._num_tokens[index][event.choice] += len(event.token_ids)
-            elif isinstance(event, Ended):
-                self.tally.add(event, max(self._num_tokens[index].values(), default=0))
+            elif isinstance(event, PromptRead):
+                self._are_read[index] = True
+            else:
+                longest = max(self._num_tokens[index].values(), default=0)
+                self.tally.add(event, longest, is_read=self._are_read[index])
                 if event.outcome is not Outcome.COMPLETED:
                     self.outcome = self.outcome or event.outcome
                     return event.error or BackendFailed("The engine ended without an answer.")

@@ -135,6 +135,7 @@ class RequestRecord:
     streamed: bool
     num_choices: int = 0
     prompt_tokens: int = 0
+    read_tokens: int = 0  # of those, what belongs to prompts that were read to their end
     cached_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0

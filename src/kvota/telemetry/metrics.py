@@ -65,7 +65,7 @@ class FinishedRequest(Protocol):
     @property
     def code(self) -> str | None: ...
     @property
-    def prompt_tokens(self) -> int: ...
+    def read_tokens(self) -> int: ...
     @property
     def cached_tokens(self) -> int: ...
     @property
@@ -115,7 +115,7 @@ class Metrics:
         self._batch = Histogram(
             "kvota_step_batch_size", "Sequences in one step.", buckets=_BATCH, registry=registry
         )
-        self._prompt = _counter(registry, "prompt_tokens", "Prompt tokens of ended requests.")
+        self._prompt = _counter(registry, "prompt_tokens", "Prompt tokens read, cached ones too.")
         self._output = _counter(registry, "output_tokens", "Sampled tokens of ended requests.")
         self._hits = _counter(registry, "prefix_hit_tokens", "Prompt tokens found in the cache.")
         self._block_s = _counter(registry, "kv_block_seconds", "KV blocks, times seconds held.")
@@ -186,9 +186,9 @@ class Metrics:
         self._requests.labels(request.model, request.outcome.value).inc()
         if request.code and request.outcome in (Outcome.REFUSED, Outcome.QUEUE_TIMEOUT):
             self._rejected.labels(request.code).inc()
-        self._prompt.inc(request.prompt_tokens)
+        self._prompt.inc(request.read_tokens)
         self._output.inc(request.output_tokens)
-        self._hits.inc(request.cached_tokens)
+        self._hits.inc(min(request.cached_tokens, request.read_tokens))
         self._block_s.inc(request.kv_block_s)
         if request.queued_s is not None:
             self._queue_s.observe(request.queued_s)
