@@ -39,6 +39,15 @@ def test_a_prompt_counts_once_something_came_of_it() -> None:
     assert call(prompt_tokens=7, output_tokens=1).read_tokens == 7
 
 
+def test_a_prompt_that_was_only_scored_was_read_and_held_all_the_same() -> None:
+    scored = call(prompt_tokens=160, first_token_s=11.0, ended_s=15.0, queued_s=1.0)
+    assert (scored.read_tokens, scored.kv_block_seconds(16)) == (160, 40.0)
+    failed = call(prompt_tokens=160, first_token_s=11.0, outcome=Outcome.QUEUE_TIMEOUT)
+    assert failed.read_tokens == 0
+    embedded = call(work=Work.EMBEDDING, prompt_tokens=160, first_token_s=11.0, ended_s=15.0)
+    assert embedded.kv_block_seconds(16) == 0.0
+
+
 @pytest.mark.parametrize(
     ("status", "code", "outcome"),
     [

@@ -111,8 +111,10 @@ class Call(msgspec.Struct):
         """Of the prompt, as usage counts them: none where nothing came of it."""
         if self.output_tokens:
             return self.prompt_tokens
-        is_embedded = self.work is Work.EMBEDDING and self.first_token_s is not None
-        return self.prompt_tokens if is_embedded else 0
+        # An answer may be all about what was read: an embedding, or a prompt that was only scored.
+        # A stream may also begin with an error.
+        is_whole = self.work is Work.EMBEDDING or self.outcome is Outcome.COMPLETED
+        return self.prompt_tokens if is_whole and self.first_token_s is not None else 0
 
     @property
     def time_per_output_token_s(self) -> float | None:
@@ -126,7 +128,7 @@ class Call(msgspec.Struct):
 
         The prompt is held all the time, the output grows from nothing to all of it.
         """
-        if not self.output_tokens:
+        if self.work is not Work.GENERATION or not self.read_tokens:
             return 0.0
         held_s = max(self.total_s - (self.queued_s or 0.0), 0.0)
         return (self.prompt_tokens + self.output_tokens / 2) / block_size * held_s
