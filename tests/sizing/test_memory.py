@@ -100,6 +100,44 @@ def test_a_services_own_limit_and_those_above_it_are_respected(
     assert memory_limit(tmp_path, tmp_path / "own") == (50_000_000, "this service's limit")
 
 
+@pytest.mark.parametrize(
+    ("names", "stat"),
+    [
+        (
+            ("memory.max", "memory.current", "memory.stat"),
+            "active_file 2000000000\ninactive_file 1000000000\nslab_reclaimable 500000000\n",
+        ),
+        (
+            (
+                "memory/memory.limit_in_bytes",
+                "memory/memory.usage_in_bytes",
+                "memory/memory.stat",
+            ),
+            "active_file 7\ntotal_active_file 2500000000\ntotal_inactive_file 1000000000\n",
+        ),
+    ],
+)
+def test_what_others_in_the_container_hold_is_not_ours_to_use(
+    tmp_path: Path, names: tuple[str, str, str], stat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = psutil.virtual_memory()._replace(total=64 * GB, available=60 * GB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: roomy)
+    limit, current, stat_file = (tmp_path / name for name in names)
+    limit.parent.mkdir(exist_ok=True)
+    limit.write_text(f"{20 * GB}\n")
+    stat_file.write_text(stat)
+
+    current.write_text(f"{3 * GB}\n")  # less than the pages of files: nobody else is there
+    assert memory_limit(tmp_path) == (20 * GB, "the container's limit")
+
+    current.write_text(f"{11 * GB + GB // 2}\n")  # of files 3.5 GB; 8 GB are ours or others'
+    usable, source = memory_limit(tmp_path)
+    assert 12 * GB < usable < 14 * GB  # the tests' own process takes part of the 8 GB
+    less, _, rest = source.removeprefix("the container's limit, less ").partition(" GB that ")
+    assert float(less) == pytest.approx((20 * GB - usable) / GB, abs=0.01)
+    assert rest == "others hold"
+
+
 def test_another_services_limit_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/a/b\n")
     (tmp_path / "a/c").mkdir(parents=True)

@@ -17,11 +17,16 @@ from pathlib import Path
 import psutil
 
 from kvota.core.errors import ConfigError, InsufficientMemory
-from kvota.sizing.control_groups import CGROUP, OWN_GROUPS, own_groups
+from kvota.sizing.control_groups import CGROUP, OWN_GROUPS, ControlGroup, own_groups, read
 
 ACTIVATION_RESERVE_BYTES = 500 * 10**6
 # Mean prompt plus output of the Azure conversation trace (2023): a typical chat request.
 TYPICAL_REQUEST_TOKENS = 1155 + 211
+
+# Of memory.stat: pages of files, and the kernel's own caches, given back when memory is wanted.
+_DROPPABLE = ("active_file", "inactive_file", "slab_reclaimable")
+_DROPPABLE_IN_VERSION_1 = ("total_active_file", "total_inactive_file")
+_WORTH_SAYING = 10**6
 
 _SIZE_UNITS = {
     "": 1,
@@ -147,17 +152,39 @@ def memory_limit(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> tuple[int, st
     """Bytes this process may use, and where that figure comes from.
 
     The lowest of: what the machine has free plus what this process already holds, and the
-    limits of the control groups it is in.
+    limits of the control groups it is in, less what other processes in them hold.
     """
     memory = psutil.virtual_memory()
     free = memory.available + resident_bytes()
     limits = [(free, "free on this machine")]
     for group in own_groups("memory", cgroup, own):
         name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
-        limit = _read_limit(group.folder / name)
+        limit = _read_number(group.folder / name)
         if limit is not None and limit < memory.total:
-            limits.append((limit, group.source))
+            others = _held_by_others(group)
+            limits.append((max(0, limit - others), _less(group.source, others)))
     return min(limits)
+
+
+def _less(source: str, others: int) -> str:
+    return source if others < _WORTH_SAYING else f"{source}, less {size(others)} that others hold"
+
+
+def _held_by_others(group: ControlGroup) -> int:
+    """What the group is charged for, less what it can drop and what is this process's own.
+
+    Files' pages are nobody's here: they are charged to the group, but go when memory is wanted.
+    """
+    name = "memory.current" if group.version == 2 else "memory.usage_in_bytes"
+    charged = _read_number(group.folder / name)
+    if charged is None:
+        return 0
+    stat = dict(line.split() for line in read(group.folder / "memory.stat").splitlines())
+    droppable = _DROPPABLE if group.version == 2 else _DROPPABLE_IN_VERSION_1
+    dropped = sum(int(stat.get(part, 0)) for part in droppable)
+    held = psutil.Process().memory_info()
+    own = int(held.rss) - int(getattr(held, "shared", 0))  # shared: of files
+    return max(0, charged - dropped - own)
 
 
 def resident_bytes() -> int:
@@ -191,9 +218,7 @@ def _too_small(num_tokens: int, budget: int, max_model_len: int) -> str:
     )
 
 
-def _read_limit(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
+def _read_number(file: Path) -> int | None:
+    """None where there is no such file, or it holds "max"."""
+    text = read(file).strip()
     return int(text) if text.isdigit() else None
