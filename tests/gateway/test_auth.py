@@ -5,6 +5,7 @@ import pytest
 
 from kvota.core.errors import (
     ConfigError,
+    Forbidden,
     KeyProblem,
     KvotaError,
     ModelNotAllowed,
@@ -49,6 +50,45 @@ def denial(door: Door, headers: dict[bytes, bytes], now: float = NOW) -> Denied:
         door.admit(headers, now)
     assert isinstance(refused.value, Denied)
     return refused.value
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8000", "127.8.9.1", "localhost", "LOCALHOST:80", "[::1]:8000", "a.localhost:1", ""],
+)
+def test_an_open_door_answers_to_the_names_of_loopback(store: KeyStore, host: str) -> None:
+    door = opened(store, may_be_open=True)
+    assert door.admit({b"host": host.encode()}, NOW) == anonymous()
+    assert door.admit({}, NOW) == anonymous()  # HTTP/1.0
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.5", "[::2]:1",
+     "notlocalhost", "\xff"],
+)  # fmt: skip
+def test_an_open_door_does_not_answer_to_names_that_others_gave_it(
+    store: KeyStore, host: str
+) -> None:
+    door = opened(store, may_be_open=True)
+    with pytest.raises(Forbidden, match="answers only to localhost, not to"):
+        door.admit({b"host": host.encode("latin-1")}, NOW)
+
+
+def test_hosts_that_the_operator_names_are_this_server_too(store: KeyStore) -> None:
+    door = opened(store, may_be_open=True)
+    door.allowed_hosts = ("Chat.example.org",)
+    assert door.admit({b"host": b"chat.Example.org"}, NOW) == anonymous()
+    with pytest.raises(Forbidden):
+        door.admit({b"host": b"example.org"}, NOW)
+    door.allowed_hosts = ("*",)
+    assert door.admit({b"host": b"example.org"}, NOW) == anonymous()
+
+
+def test_who_has_a_key_may_call_the_server_what_they_like(store: KeyStore) -> None:
+    made, key = store.create(NewKey(tenant="red"), NOW)
+    door = opened(store, may_be_open=True)
+    assert door.admit(bearer(key) | {b"host": b"example.org"}, NOW) == made.caller
 
 
 def test_a_good_key_gives_its_caller_in_either_header(store: KeyStore) -> None:

@@ -178,6 +178,7 @@ class Gateway:
         self._abuse.settings = rules.abuse
         self._dispatcher.budget.settings = rules.retries
         self.door.hides_models = rules.settings.hide_models
+        self.door.allowed_hosts = rules.settings.allowed_hosts
 
     def _held_to_restart(self) -> list[str]:
         """Settings that the file has changed since the start, and that are read only there."""

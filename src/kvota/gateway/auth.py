@@ -8,18 +8,21 @@ another process did (`kvota keys revoke …`) counts within about two seconds. W
 cannot be reached, the last known keys stay in force.
 
 Without a single key ever made, the door is open, but only where the caller says that it may be:
-on loopback. Revoked and expired keys count as keys, so a door never falls open again.
+on loopback. Revoked and expired keys count as keys, so a door never falls open again. An open door
+looks at the host that the client meant: a page whose name its owner lets point at 127.0.0.1 (DNS
+rebinding) is of the same origin as this server to a browser, and the browser sends the page's name.
 """
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from hmac import compare_digest
 from typing import Final, Protocol
 
 from kvota.core.errors import (
     ConfigError,
+    Forbidden,
     KeyProblem,
     ModelNotAllowed,
     ModelNotFound,
@@ -72,15 +75,18 @@ class Door:
         *,
         may_be_open: bool,
         hides_models: bool = False,
+        allowed_hosts: Collection[str] = (),
         on_stale: Callable[[StoreUnusable], None] = lambda _: None,
     ) -> None:
         """`hides_models`: a model that a key may not call does not exist for it (404, not 403).
+        `allowed_hosts`: names, besides those of loopback, that an open door may be called by.
 
         `on_stale` hears every failed look at the store.
         """
         self._source = source
         self._may_be_open = may_be_open
         self.hides_models = hides_models
+        self.allowed_hosts = allowed_hosts
         self._on_stale = on_stale
         self._version: int | None = None
         self._keys: Mapping[str, KeyRecord] = {}
@@ -115,9 +121,11 @@ class Door:
                 self._on_stale(error)
 
     def admit(self, headers: Mapping[bytes, bytes], now_unix: float) -> Caller:
-        """Whose request this is. Header names are lower case. Raises Denied."""
+        """Whose request this is. Header names are lower case. Raises Denied, and Forbidden for
+        who came through an open door by a name that is not its own."""
         presented = _presented(headers)
         if self.is_open:
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
             return self._anonymous
         if presented is None:
             raise Denied(
@@ -126,6 +134,18 @@ class Door:
                 Denial.MISSING,
             )
         return self._checked(presented, now_unix).caller
+
+    def _check_host(self, header: str) -> None:
+        """Browsers always say where they mean to go; who says nothing is none."""
+        text = header.lower()
+        host = text.partition("]")[0][1:] if text[:1] == "[" else text.partition(":")[0]
+        is_own = not host or is_loopback(host) or host.endswith(".localhost")  # RFC 6761, 6.3
+        if not is_own and not {host, "*"} & {*map(str.lower, self.allowed_hosts)}:
+            raise Forbidden(
+                f"This server has no API keys and answers only to localhost, not to {host[:256]}. "
+                "Its operator can make a key with `kvota keys create`, or name that host in "
+                "[gateway] allowed_hosts."
+            )
 
     def _checked(self, presented: bytes, now_unix: float) -> KeyRecord:
         parts = split_key(presented)

@@ -35,6 +35,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     state_dir: str | None = None  # None: the user's
     limits_store: str | None = None  # redis://…, shared by several gateways; None: memory
     hide_models: bool = False  # a model that a key may not call is 404 instead of 403
+    allowed_hosts: tuple[str, ...] = ()  # names that clients without keys may call this one; "*"
     metrics_need_key: bool = False  # an admin key, for /metrics
     block_lists: tuple[str, ...] = ()  # of the content filter: names, or files
     filter_plugins: tuple[str, ...] = ()

@@ -63,6 +63,7 @@ def open_stores(
             KeyStore(database),
             may_be_open=is_loopback(host),
             hides_models=settings.hide_models,
+            allowed_hosts=settings.allowed_hosts,
             on_stale=report,
         )
         door.refresh()
