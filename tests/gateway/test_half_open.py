@@ -28,8 +28,8 @@ from tests.support.vanishing import GONE_AFTER_S, on_linux, vanish
 PATIENCE_S = 60.0
 SHORT_S = 0.3
 PATIENT: Any = {"first_byte_timeout_s": SHORT_S, "idle_timeout_s": SHORT_S}
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
-ADMIN = b"POST /admin/rollouts/chat HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+ADMIN = b"POST /admin/rollouts/chat HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
 
 
 @pytest.fixture
