@@ -18,6 +18,8 @@ from kvota.core.errors import InvalidRequest, UnsupportedModel
 from kvota.core.plan import Draw
 from kvota.core.request import Constraint, SamplingParams
 from kvota.model.grammar import (
+    MASK_S_AT_FIRST,
+    MASK_S_PER_TOKEN,
     STRUCTURED_OUTPUTS,
     ConstraintFactory,
     GrammarBroken,
@@ -435,6 +437,42 @@ def test_an_ambiguous_grammar_is_given_up_before_its_masks_take_long() -> None:
     with pytest.raises(GrammarBroken, match="too ambiguous") as broken:
         follow(constraint, tokens)
     assert broken.value.param == STRUCTURED_OUTPUTS
+
+
+class SlowMasks:
+    """CPU time of a thread that makes masks of `mask_s` each: read once before and once after."""
+
+    def __init__(self, mask_s: float) -> None:
+        self.mask_s = mask_s
+        self._now_s = 0.0
+        self._is_within = False
+
+    def __call__(self) -> float:
+        self._now_s += self.mask_s if self._is_within else 0.0
+        self._is_within = not self._is_within
+        return self._now_s
+
+
+@pytest.mark.parametrize("num_choices", [1, 8])
+def test_the_masks_of_all_choices_of_a_request_have_so_much_time_together(num_choices: int) -> None:
+    cpu_time = SlowMasks(MASK_S_PER_TOKEN + 0.01)  # so each token is 10 ms more than it brings
+    compiler = GrammarCompiler(tiny_tokenizer().to_str(), WIDTH, sorted(EOS), cpu_time=cpu_time)
+    new_constraint = compiler.regex("a*")
+    constraints = [new_constraint() for _ in range(num_choices)]
+    [token] = byte_ids("a")
+    num_masks = round(MASK_S_AT_FIRST / 0.01)
+    for number in range(num_masks - 1):
+        follow(constraints[number % num_choices], [token])
+    with pytest.raises(GrammarBroken, match="takes over 2 ms a token of all choices") as broken:
+        follow(constraints[0], [token] * 3)
+    assert broken.value.param == STRUCTURED_OUTPUTS
+    follow(compiler.regex("a*")(), [token])  # another request has its own time
+
+
+def test_masks_that_take_no_longer_than_tokens_bring_go_on_for_ever() -> None:
+    cpu_time = SlowMasks(MASK_S_PER_TOKEN)
+    compiler = GrammarCompiler(tiny_tokenizer().to_str(), WIDTH, sorted(EOS), cpu_time=cpu_time)
+    follow(compiler.regex("a*")(), byte_ids("a") * 5000)
 
 
 def test_too_many_optional_properties_are_said_to_be_too_many(compiler: GrammarCompiler) -> None:

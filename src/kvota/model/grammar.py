@@ -9,7 +9,9 @@ at most about a second of one thread and ends in InvalidRequest:
 - size and nesting are checked here; fuel and automaton sizes by `LLParserLimits`;
 - compilation recurses along chains of rules and `$ref`s, which a client controls, so it runs on a
   thread whose stack is larger than the longest chain that fits the size limit needs;
-- the first mask is computed here too, so most grammars that are too complex are refused at once.
+- the first mask is computed here too, so most grammars that are too complex are refused at once;
+- masks are made within the step, for which everybody in it waits, so all choices of a request
+  together have so much time for them, and a little more with each token (`MaskTime`).
 
 JSON is written with at most one run of white space between tokens: nothing, one space, or one new
 line with up to 40 spaces of indentation, and none before or after the document. A model cannot
@@ -27,8 +29,10 @@ that form and `calls`, a grammar of `tool_grammar.py`: the whole answer is one o
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,6 +83,13 @@ LEXER_STATES_MAX = 50_000  # of 1 to 2 kB each
 # A fifth of the default. Masks are made within the step, so all who run wait for them: of an
 # ambiguous grammar 50,000 items took seconds, these under 0.2 s, and no schema needed more.
 STEP_ITEMS_MAX = 10_000
+# Of one request, in seconds of CPU. Schemas of 60 properties take 0.05 ms a token, patterns 0.3.
+MASK_S_AT_FIRST = 0.5
+MASK_S_PER_TOKEN = 0.002
+TOO_SLOW = (
+    f"finding what may follow takes over {1000 * MASK_S_PER_TOKEN:g} ms a token of all choices. "
+    "Simplify it, or ask for fewer choices at once."
+)
 JSON_WHITESPACE = r"\x20|\x20?\n\x20{0,40}"
 
 
@@ -90,11 +101,19 @@ class GrammarCompiler:
     one fresh Constraint per call, in microseconds.
     """
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        *,
+        cpu_time: Callable[[], float] = time.thread_time,
+    ) -> None:
         """`vocab_size` is the width of the logits: at least the tokenizer's number of tokens.
 
-        `eos_ids`, at least one, are allowed wherever the text so far is complete. Raises
-        UnsupportedModel for a tokenizer that llguidance cannot follow.
+        `eos_ids`, at least one, are allowed wherever the text so far is complete. `cpu_time` tells
+        the seconds that the calling thread has computed, a neighbour's on the core not counted.
+        Raises UnsupportedModel for a tokenizer that llguidance cannot follow.
         """
         try:
             text, self._special_ids = hide_specials(tokenizer_json)
@@ -111,6 +130,7 @@ class GrammarCompiler:
             verbose_errors=False,  # verbose ones quote the parser's state
         )
         self._stack_size = threading.Lock()
+        self._cpu_time = cpu_time
 
     def json_object(
         self, *, param: str = RESPONSE_FORMAT, calls: CallGrammar | None = None
@@ -212,7 +232,8 @@ class GrammarCompiler:
             template = compiled.result()
         if template.is_error():
             raise _refused(kind, template.get_error(), param)
-        return lambda: GrammarConstraint(template.deep_copy(), param)
+        mask_time = MaskTime(self._cpu_time)
+        return lambda: GrammarConstraint(template.deep_copy(), param, mask_time)
 
     def _template(self, grammar: str) -> LLMatcher:
         """A matcher at its start. A failure to build it, or its first mask, stays in it."""
@@ -222,6 +243,28 @@ class GrammarCompiler:
         return matcher
 
 
+class MaskTime:
+    """What all choices of one request may still take for their masks, in seconds of CPU."""
+
+    def __init__(self, cpu_time: Callable[[], float]) -> None:
+        self._cpu_time = cpu_time
+        self._left_s = MASK_S_AT_FIRST
+
+    @property
+    def is_over(self) -> bool:
+        return self._left_s < 0
+
+    def earn(self) -> None:
+        """For a token that was drawn. What was not needed is kept up to what there was at first."""
+        self._left_s = min(MASK_S_AT_FIRST, self._left_s + MASK_S_PER_TOKEN)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        begun_s = self._cpu_time()
+        yield
+        self._left_s -= self._cpu_time() - begun_s
+
+
 class GrammarConstraint:
     """One sequence's place in its grammar (a `core.request.Constraint`).
 
@@ -229,9 +272,10 @@ class GrammarConstraint:
     `write_mask` raises, so that exactly the draw which needed it fails.
     """
 
-    def __init__(self, matcher: LLMatcher, param: str) -> None:
+    def __init__(self, matcher: LLMatcher, param: str, mask_time: MaskTime) -> None:
         self._matcher = matcher
         self._param = param
+        self._mask_time = mask_time
 
     def write_mask(self, row: npt.NDArray[np.int32]) -> None:
         """Set bit t % 32 of word t // 32 for every token t that may follow, clear the others.
@@ -240,21 +284,27 @@ class GrammarConstraint:
         includes the end-of-text tokens. Raises GrammarBroken.
         """
         if not self._matcher.is_error():
-            _write_mask(self._matcher, row)
+            if self._mask_time.is_over:
+                raise self._broken(TOO_SLOW)
+            with self._mask_time.counted():
+                _write_mask(self._matcher, row)
         if self._matcher.is_error():
-            reason = _sentence(self._matcher.get_error())
-            raise GrammarBroken(
-                f"What the output must follow cannot be enforced any further: {reason}",
-                param=self._param,
-            )
+            raise self._broken(_sentence(self._matcher.get_error()))
 
     def accept(self, token: int) -> None:
         """Advance by `token`. Never raises."""
+        self._mask_time.earn()
         self._matcher.consume_token(token)
 
     def is_complete(self) -> bool:
         """True when the text is a sentence and only its end may follow."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def _broken(self, reason: str) -> "GrammarBroken":
+        return GrammarBroken(
+            f"What the output must follow cannot be enforced any further: {reason}",
+            param=self._param,
+        )
 
 
 class GrammarBroken(InvalidRequest):
