@@ -26,6 +26,7 @@ from kvota.edge.problems import (
     error_code,
     error_headers,
     error_response,
+    forget_frames,
     our_mistake,
     outcome_of,
 )
@@ -86,6 +87,7 @@ class Endpoint(ABC):
             failure = told(error, exchange)
             note_failure(call, failure, is_stalled=exchange.is_stalled)
             await answer_failure(exchange, failure, parts.chance)
+            forget_frames(error)
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
             note_failure(call, error)

@@ -21,7 +21,14 @@ from kvota.core.request import Delta, PromptRead, Request
 from kvota.edge import trust
 from kvota.edge.arrival import Arrival, Arrivals, client_id, id_headers
 from kvota.edge.exchange import Exchange, beside
-from kvota.edge.problems import RawHeaders, error_code, error_headers, error_response, outcome_of
+from kvota.edge.problems import (
+    RawHeaders,
+    error_code,
+    error_headers,
+    error_response,
+    forget_frames,
+    outcome_of,
+)
 from kvota.engine.lateness import not_complete
 from kvota.node.answer import Chunk, coalesced, usage_of
 from kvota.node.generation import Generation, Tally
@@ -73,6 +80,7 @@ class GeneratingEndpoint(Generic[T]):
         except KvotaError as error:
             failure = service.told(error)
             await service.answer_failure(failure)
+            forget_frames(error)
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
             raise
@@ -86,7 +94,10 @@ class GeneratingEndpoint(Generic[T]):
         content = await exchange.body()
         async with exchange.watched():
             arrival = msgspec.structs.replace(arrival, num_bytes=len(content))
-            prepared = await self._prepare(self._decoder.decode(content), arrival)
+            body = self._decoder.decode(content)
+            del content
+            prepared = await self._prepare(body, arrival)
+            del body  # both may be megabytes
             if exchange.is_gone:
                 raise ClientClosed("The client went away before its request was accepted.")
             service.prepared = prepared

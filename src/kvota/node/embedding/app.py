@@ -32,7 +32,7 @@ from kvota.core.errors import (
 from kvota.edge.application import application
 from kvota.edge.arrival import Arrival, Arrivals, client_id, id_headers
 from kvota.edge.exchange import Exchange
-from kvota.edge.problems import error_code, error_headers, error_response, outcome_of
+from kvota.edge.problems import error_code, error_headers, error_response, forget_frames, outcome_of
 from kvota.edge.trust import USAGE, UsageReport
 from kvota.node.embedding.embedder import Embedder, Vector
 from kvota.node.embedding.texts import Encode, token_ids
@@ -165,6 +165,7 @@ class EmbeddingEndpoint:
                 headers = error_headers(error, self._chance)
                 with contextlib.suppress(ClientClosed):
                     await exchange.respond(error.status, error_response(error), headers)
+            forget_frames(error)
         except BaseException as error:  # noted for the record, handled by whoever runs us
             failure = error
             raise
