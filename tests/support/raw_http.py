@@ -81,7 +81,7 @@ def post_bytes(path: str, body: dict[str, Any], *, headers: str = "") -> bytes:
     """A complete POST request."""
     content = msgspec.json.encode(body)
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: kvota\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"{headers}content-length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

@@ -34,7 +34,7 @@ from kvota.edge.cycle import Cycle, RawHeader
 from kvota.edge.exchange import CONNECTION
 from kvota.edge.proxied import FORWARDED, apps
 from kvota.edge.refusal import refusal
-from kvota.edge.target import split_target
+from kvota.edge.target import request_line
 
 HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_TIMEOUT_S = 20.0
@@ -224,14 +224,21 @@ class BoundedConnection(asyncio.Protocol):
         self._is_in_head = self._is_futile = False
         num_bytes_max = self._num_first + self._num_head_bytes + self._num_read
         self._num_head_bytes = 0
-        if num_bytes_max > HEADERS_BYTES_MAX and self._is_head_too_large():
-            self._refuse_head()
-            raise httptools.HttpParserError("its head is too large")  # no more of it
-        scope, parser = self._scope(), self._parser
-        version = scope["http_version"]
-        is_current = version == "1.1"
+        if num_bytes_max > HEADERS_BYTES_MAX:
+            num_bytes = len(self._url) + sum(
+                len(name) + len(value) for name, value in self._headers
+            )
+            if num_bytes > HEADERS_BYTES_MAX:
+                self._refuse_head()
+                raise httptools.HttpParserError("its head is too large")  # no more of it
+        parser = self._parser
+        scope: Scope = {
+            **request_line(parser, self._url), "server": self._own, "client": self.client,
+            "headers": self._headers, "state": self._app_state.copy(),
+        }  # fmt: skip
+        is_current = scope["http_version"] == "1.1"
         cycle = self._newest = Cycle(
-            self, method=scope["method"], version=version,
+            self, method=scope["method"], version=scope["http_version"],
             keeps_alive=is_current and parser.should_keep_alive(),
             owes_continue=is_current and self._owes_continue,
         )  # fmt: skip
@@ -250,28 +257,13 @@ class BoundedConnection(asyncio.Protocol):
             self._newest.take(body)
 
     def on_message_complete(self) -> None:
-        if self._newest is not None:
-            self._newest.end_body()
+        newest = self._newest
+        if newest is not None:
+            newest.end_body()
+            if newest.is_complete and not newest.keeps_alive:
+                self.close()
 
     # --- requests
-
-    def _scope(self) -> Scope:
-        path, raw_path, query = split_target(self._url)
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self._parser.get_http_version(),
-            "server": self._own,
-            "client": self.client,
-            "scheme": "http",
-            "method": self._parser.get_method().decode("ascii"),
-            "root_path": "",
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": self._headers,
-            "state": self._app_state.copy(),
-        }
 
     def _start(self, cycle: Cycle, app: ASGIApp, scope: Scope) -> None:
         self._running = cycle
@@ -291,8 +283,10 @@ class BoundedConnection(asyncio.Protocol):
     def answered(self, cycle: Cycle) -> None:
         self._server.total_requests += 1
         self._running = None
-        if self.is_closing() or not cycle.keeps_alive or (self._is_deaf and not self._ahead):
+        if self.is_closing() or (self._is_deaf and not self._ahead):
             self.close()
+        elif not cycle.keeps_alive:
+            self._close_after_body()
         elif self._ahead:
             self._start(*self._ahead.popleft())
         else:
@@ -318,6 +312,16 @@ class BoundedConnection(asyncio.Protocol):
         assert self._running is not None
         return self._ahead[-1][0] if self._ahead else self._running
 
+    @property
+    def body_bytes(self) -> int:
+        """Of the requests here that have no whole answer yet."""
+        running = 0 if self._running is None else self._running.body_bytes
+        return running + sum(cycle.body_bytes for cycle, _, _ in self._ahead)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.body_bytes for one in self._server.connections)  # type: ignore[union-attr]
+
     def _is_full(self) -> bool:
         """Whoever waits for the client to leave, or for a body, hears nothing until it is not."""
         return len(self._ahead) >= AHEAD_MAX
@@ -342,15 +346,21 @@ class BoundedConnection(asyncio.Protocol):
         newest = self._newest
         return newest is not None and newest.is_complete and not newest.has_body
 
+    def _close_after_body(self) -> None:
+        """The client sees the end at once. Closed while it sends, it might lose the answer."""
+        if self._lingers():
+            assert self._transport is not None
+            self._transport.write_eof()
+            self.resume_reading()
+            self._alarm.set(LINGER_S)
+        else:
+            self.close()
+
     def _time_is_up(self) -> None:
         if self.is_closing():
             self.abort()
         else:
             self.close()
-
-    def _is_head_too_large(self) -> bool:
-        num_bytes = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
-        return num_bytes > HEADERS_BYTES_MAX
 
     def _refuse_head(self) -> None:
         message = f"The request's headers are over {HEADERS_BYTES_MAX:,} bytes."

@@ -41,6 +41,10 @@ class Carrier(Protocol):
     is_write_paused: bool
 
     @property
+    def held_bytes(self) -> int:
+        """Of all bodies on all connections whose requests have no whole answer yet."""
+
+    @property
     def standing_headers(self) -> list[RawHeader]:
         """Of every answer."""
 
@@ -64,8 +68,8 @@ class Cycle:
 
     __slots__ = (
         "_carrier", "_head", "_is_chunked", "_is_direct", "_is_head_request", "_is_old", "_left",
-        "_news", "_num_unread", "_owes_continue", "_tell_lost", "_unread", "has_body", "has_head",
-        "has_news", "is_complete", "is_lost", "is_out", "keeps_alive",
+        "_news", "_num_unread", "_owes_continue", "_tell_lost", "_unread", "body_bytes", "has_body",
+        "has_head", "has_news", "is_complete", "is_lost", "is_out", "keeps_alive",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +85,7 @@ class Cycle:
         # the request's body
         self._unread: list[bytes] = []
         self._num_unread = 0
+        self.body_bytes = 0  # that have arrived
         self.has_body = False  # all of it has arrived
         self.has_news = False  # that `receive` has not told
         self._news: asyncio.Event | None = None  # made by the first who waits
@@ -113,6 +118,7 @@ class Cycle:
             return  # nobody will ask
         self._unread.append(content)
         self._num_unread += len(content)
+        self.body_bytes += len(content)
         if self._num_unread > UNREAD_BYTES_MAX:
             self._carrier.pause_reading()
         self._tell()
@@ -129,6 +135,10 @@ class Cycle:
         self._num_unread = 0
         self.has_news = False
         return content
+
+    @property
+    def held_bytes(self) -> int:
+        return self._carrier.held_bytes
 
     async def receive(self) -> Message:
         if self._owes_continue and not self._carrier.is_closing():

@@ -20,13 +20,22 @@ from typing import Any, Final, Protocol
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from kvota.core.errors import BodyTooLarge, ClientClosed, InvalidRequest, UnsupportedMediaType
+from kvota.core.errors import (
+    BodyTooLarge,
+    ClientClosed,
+    InvalidRequest,
+    Refusal,
+    Refused,
+    UnsupportedMediaType,
+)
 from kvota.edge.problems import RawHeaders
 from kvota.edge.settings import EdgeSettings
 from kvota.wire import sse
 
 # The ASGI extension that hands over the ClientConnection; see connection.py.
 CONNECTION: Final = "kvota.connection"
+SMALL_BODY_BYTES: Final = 64 * 1024  # there is always room for one
+CROWDED_S: Final = 2.0  # until bodies that others have sent will have been read
 PIECE_BYTES: Final = 64 * 1024  # an answer is handed over in pieces, so that a stall shows
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -37,6 +46,10 @@ class ClientConnection(Protocol):
     """What a server of ours does for a request, past ASGI: all of it at once, or not at all."""
 
     has_body: bool  # all of the request has arrived. False: not yet, or nobody knows
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the bodies of all requests on this server that have no whole answer yet."""
 
     async def receive(self) -> Message:
         """ASGI's. Where another stands in its place, `take_body` would go past that."""
@@ -88,7 +101,8 @@ class Exchange:
     # --- the request
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge while reading, ClientClosed, InvalidRequest."""
+        """The whole body. Raises BodyTooLarge and Refused while reading, ClientClosed,
+        InvalidRequest."""
         self._check_content_type()
         limit = self._settings.max_body_bytes
         declared = self.request_headers.get(b"content-length", b"0")
@@ -96,17 +110,19 @@ class Exchange:
             raise _too_large(limit)
         if self._connection is not None and self._connection.has_body:
             if self._hears_all:
-                return _within(limit, self._connection.take_body())
-            return await self._read_body(limit)  # without a pause
+                content = self._connection.take_body()
+                self._check_size(len(content))
+                return content
+            return await self._read_body()  # without a pause
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
-                return await self._read_body(limit)
+                return await self._read_body()
         except TimeoutError:
             raise InvalidRequest(
                 f"The body did not arrive within {self._settings.body_timeout_s:g} s."
             ) from None
 
-    async def _read_body(self, limit: int) -> bytes:
+    async def _read_body(self) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -116,10 +132,24 @@ class Exchange:
                 raise ClientClosed("The client went away before its request was complete.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > limit:
-                raise _too_large(limit)
+            self._check_size(size)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    def _check_size(self, size: int) -> None:
+        """Of so much of a body, by itself and beside those of all others."""
+        settings, connection = self._settings, self._connection
+        if size > settings.max_body_bytes:
+            raise _too_large(settings.max_body_bytes)
+        if size <= SMALL_BODY_BYTES or connection is None:
+            return
+        if connection.held_bytes - size > settings.max_bodies_bytes:
+            raise Refused(
+                Refusal.QUEUE_FULL,
+                f"The bodies of other requests take {settings.max_bodies_bytes / 2**20:g} MiB, the "
+                "limit of all together. There is no room for another large one.",
+                retry_after_s=CROWDED_S,
+            )
 
     def _check_content_type(self) -> None:
         given = self.request_headers.get(b"content-type", b"")
@@ -244,12 +274,6 @@ class _Watched:
 
 def _media_type(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
-
-
-def _within(limit: int, body: bytes) -> bytes:
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -7,6 +7,7 @@ from kvota.edge.settings import EdgeSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings(EdgeSettings):
+    max_bodies_bytes: int = 64 * 2**20  # and what becomes of them: less than the bill's reserve
     prompt_threads: int = 2  # for templates, long prompts and grammars
     # Bodies of requests that are being prepared or wait for a thread, all together.
     waiting_body_bytes_max: int = 64 * 2**20
