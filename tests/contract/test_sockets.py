@@ -87,7 +87,8 @@ def test_a_body_over_the_limit_is_413_before_it_has_all_come() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_body_in_pieces_is_read_whole(raw: RawConnection, size: int) -> None:
     content = post_bytes(COMPLETIONS, BODY).partition(b"\r\n\r\n")[2]
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    raw.send(head + b"transfer-encoding: chunked\r\n\r\n")
     for at in range(0, len(content), size):
         piece = content[at : at + size]
         raw.send(b"%x\r\n%s\r\n" % (len(piece), piece))
