@@ -302,6 +302,7 @@ class Engine:
             self._scheduler.tell_time(now)
             self._scheduler.abort(request_id)
             self._events.append((request_id, answer.ended(outcome, error, now)))
+            answer.group.let_go()
 
     # --- publish ------------------------------------------------------------------------------
 

@@ -149,6 +149,12 @@ class SequenceGroup:
     def num_preemptions(self) -> int:
         return sum(sequence.num_preemptions for sequence in self.sequences)
 
+    def let_go(self) -> None:
+        """Nobody asks about it any more. It and its sequences hold each other, tokens and all, and
+        the collector of such cycles counts objects, not megabytes: it may not look for hours.
+        """
+        self.sequences.clear()
+
     def count_blocks(self, now: float) -> None:
         """Its tables have changed. A block that several choices share counts once."""
         tables = [one.table.blocks for one in self.sequences if one.table is not None]
